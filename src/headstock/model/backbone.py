@@ -30,6 +30,7 @@ class Backbone(nn.Module):
     supports_onnx: ClassVar[bool] = True  # can be traced for any number of rows and tokens
     supports_query_positions: ClassVar[bool] = False
     is_encoder_decoder: ClassVar[bool] = False  # needs `Batch.source`
+    starts_encoder_decoder: ClassVar[bool] = False  # its weights can initialize both stacks of an encoder-decoder
 
     @abstractmethod
     def forward(self, batch: Batch, state: DecodingState | None = None, *, keep_layers: bool = False) -> Output:

@@ -13,6 +13,7 @@ from headstock.data.tokenizer import Tokenizer, TokenizerSettings, train_tokeniz
 from headstock.errors import UserError
 from headstock.model.allocation import AllocationLimit, AllocationTooLarge
 from headstock.model.backbone import BACKBONES
+from headstock.model.backbones.encoder_decoder import EncoderDecoder, weights_from_transformer
 from headstock.model.model import Model
 from headstock.rng import derive_seed
 from headstock.tasks.base import TASKS, Task
@@ -104,6 +105,8 @@ def load_backbone_and_shared_heads(model: Model, weights: dict[str, Tensor], *, 
 
 def load_source_weights(model: Model, task: LabelledTask, weights: dict[str, Tensor], *, source: str) -> None:
     """Load a source's backbone, and its head if the task reuses one."""
+    if isinstance(model.backbone, EncoderDecoder) and not any(name.startswith("backbone.encoder.") for name in weights):
+        weights = weights_from_transformer(weights, model.tensors())
     load = load_backbone_and_shared_heads if task.reuses_head else Model.load_backbone
     load(model, weights, source=source)
 

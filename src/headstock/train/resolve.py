@@ -11,6 +11,7 @@ from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError, did_you_mean
 from headstock.model.backbone import BACKBONES
+from headstock.model.backbones.encoder_decoder import config_from_transformer
 from headstock.model.layer_features import check_layers
 from headstock.tasks.base import TASKS
 from headstock.tasks.labelled import LabelledTask
@@ -213,6 +214,8 @@ def source_tree(source: RunFolder, task: str) -> Tree:
     """Settings that a fine-tuned run takes over from its source."""
     settings = source.config()
     model, task_settings = settings["model"], settings["task"]
+    if labelled_task(task).needs_encoder_decoder and BACKBONES.get(family_of(settings)).starts_encoder_decoder:
+        model = config_from_transformer(model)
     bos_role = task_settings.get("opening") or TASKS.get(task_settings["name"]).bos_role
     special = {"opening": bos_role, "closed": task_settings.get("closed", False)}
     names = setting_names(labelled_task(task).Config)

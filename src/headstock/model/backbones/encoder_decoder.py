@@ -1,6 +1,7 @@
 """The encoder-decoder Transformer.  B rows, T target tokens, S source tokens, D width."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
@@ -92,3 +93,31 @@ class EncoderDecoder(Backbone):
 
     def new_state(self, rows: int, capacity: int) -> KVCache:
         return self.decoder.new_state(rows, capacity)
+
+
+# Warm start: both stacks from one Transformer (Rothe et al., 2020)
+
+
+def config_from_transformer(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The model settings of an encoder-decoder with the sizes of a Transformer."""
+    names = {part.name for part in fields(EncoderDecoderConfig)}
+    return {"family": EncoderDecoder.name} | {name: value for name, value in settings.items() if name in names}
+
+
+def weights_from_transformer(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a Transformer in both stacks; cross-attention, and a head of another form, keep their `own`.
+
+    An encoder-decoder has no segments: the first one's vector, which a single text has, is added to the positions.
+    """
+    result = dict(own)
+    for name, tensor in weights.items():
+        part, _, rest = name.partition(".")
+        if part != "backbone":
+            result |= {name: tensor} if name in own and tensor.shape == own[name].shape else {}
+            continue
+        if rest == "positions.weight" and "backbone.segments.weight" in weights:
+            tensor = tensor + weights["backbone.segments.weight"][0]
+        for target in (f"backbone.{rest}", f"backbone.encoder.{rest}", f"backbone.decoder.{rest}"):
+            if target in own:
+                result[target] = tensor
+    return result

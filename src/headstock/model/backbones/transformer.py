@@ -57,6 +57,7 @@ class Transformer(Backbone):
 
     Config = TransformerConfig
     supports_query_positions = True
+    starts_encoder_decoder = True
     waves: Tensor  # (context, D) sinusoidal positions
     cosine: Tensor  # (context, K / 2) of the rotary angles
     sine: Tensor

@@ -20,8 +20,8 @@ def losses(run) -> list[float]:
     [
         ("ngram", "causal", {"order": 3, "hidden": 32}),
         ("recurrent", "causal", {"cell": "rnn", "hidden": 32}),
-        ("bidirectional-transformer", "both-ways", {"heads": 2, "hidden": 32, "context": 32}),
-        ("recurrent-seq2seq", "denoise", {"cell": "gru", "hidden": 32}),
+        ("bitransformer", "both-ways", {"heads": 2, "hidden": 32, "context": 32}),
+        ("rnn-seq2seq", "denoise", {"cell": "gru", "hidden": 32}),
     ],
 )
 def test_a_run_learns_and_is_used(family, objective, settings, tmp_path, corpus, call):

@@ -19,7 +19,7 @@ class BidirectionalTransformerConfig(TransformerConfig):
     """Each direction has `depth` blocks of `width` features."""
 
 
-@BACKBONES.add("bidirectional-transformer")
+@BACKBONES.add("bitransformer")
 class BidirectionalTransformer(Backbone):
     """The first half of a token's vector depends on the tokens up to it, the second half on those from it on."""
 

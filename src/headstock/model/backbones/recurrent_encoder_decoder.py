@@ -88,7 +88,7 @@ class GlobalAttention(nn.Module):
         return self.output(torch.cat([scores.softmax(-1) @ memory, hidden], -1)).tanh()
 
 
-@BACKBONES.add("recurrent-seq2seq")
+@BACKBONES.add("rnn-seq2seq")
 class RecurrentEncoderDecoder(Backbone):
     """A bidirectional recurrent encoder, a recurrent decoder, and attention between their outputs."""
 

@@ -65,7 +65,7 @@ def _run(module: nn.Module, forward: Forward, device: str) -> tuple[int, int]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    module = copy.deepcopy(module).to(device).train()
+    module = _copy(module, device).train()
     parameters = {id(parameter) for parameter in module.parameters()}
     saved: dict[int, int] = {}
 
@@ -78,6 +78,16 @@ def _run(module: nn.Module, forward: Forward, device: str) -> tuple[int, int]:
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), counter, hooks:
         forward(module, device)
     return counter.get_total_flops(), sum(saved.values())
+
+
+def _copy(module: nn.Module, device: str) -> nn.Module:
+    """A copy on a device. Parameters without values, of a model that is only described, become zeros."""
+    if device == "meta" or not any(parameter.is_meta for parameter in module.parameters()):
+        return copy.deepcopy(module).to(device)
+    empty = copy.deepcopy(module).to_empty(device=device)
+    for tensor in (*empty.parameters(), *empty.buffers()):
+        tensor.data.zero_()
+    return empty
 
 
 def _parameters(name: str, module: nn.Module, counted: set[int]) -> ModuleCost:

@@ -3,7 +3,7 @@
 import pytest
 
 import headstock
-from headstock.experiments import evaluation
+from headstock.experiments import trial_evaluation
 from headstock.experiments.compare import compare
 from headstock.experiments.tfidf import TfidfClassifier
 from tests.conftest import TINY
@@ -29,7 +29,7 @@ def files(tmp_path_factory):
 def done(stock, files, tmp_path_factory):
     """A comparison: its results, its folder, and the rows that each trial trained on."""
     out, rows = tmp_path_factory.mktemp("compare") / "out", []
-    fit, fit_tfidf = evaluation.fit, TfidfClassifier.fit
+    fit, fit_tfidf = trial_evaluation.fit, TfidfClassifier.fit
 
     def record_fit(run_config, task, weights, data, **options):
         rows.append((set(data.train.locations), set(data.valid.locations)))
@@ -40,7 +40,7 @@ def done(stock, files, tmp_path_factory):
         return fit_tfidf(self, texts, labels, valid_texts, valid_labels, seed=seed)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "fit", record_fit)
+        patch.setattr(trial_evaluation, "fit", record_fit)
         patch.setattr(TfidfClassifier, "fit", record_tfidf)
         results = compare(stock, **files, out=out, **GRID)
     trials = [(cell["arm"], cell["labels"], cell["seed"]) for cell in results["cells"]]

@@ -3,7 +3,7 @@
 import os
 import signal
 
-from headstock.experiments import evaluation, sweep_trials
+from headstock.experiments import sweep_trials, trial_evaluation
 from headstock.report import pages
 
 
@@ -14,7 +14,7 @@ def skip_report() -> None:
 
 def stop_comparison(*, kill: bool) -> None:
     """Patch this process: it is killed before the fourth result is renamed, or interrupted in the fifth trial."""
-    written, replace, fit = [], os.replace, evaluation.fit
+    written, replace, fit = [], os.replace, trial_evaluation.fit
 
     def replace_or_die(temporary, path):
         if "/cells/" in str(path):
@@ -30,7 +30,7 @@ def stop_comparison(*, kill: bool) -> None:
 
         return fit(*args, callbacks=[*callbacks, stop], **options)
 
-    os.replace, evaluation.fit = replace_or_die, fit_and_stop
+    os.replace, trial_evaluation.fit = replace_or_die, fit_and_stop
 
 
 def stop_sweep(*, kill: bool) -> None:

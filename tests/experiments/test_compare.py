@@ -14,7 +14,7 @@ from sklearn.metrics import f1_score
 import headstock
 from headstock.data.records import Records
 from headstock.errors import UserError
-from headstock.experiments import evaluation
+from headstock.experiments import trial_evaluation
 from headstock.experiments.compare import compare
 from headstock.experiments.compare_settings import Arm, CompareSettings, ComparisonPlan
 from headstock.experiments.compare_trials import ExperimentContext, LabelsOnly
@@ -54,8 +54,10 @@ def test_validation_rows_are_disjoint_and_no_more_than_training_rows(done, files
 
 
 def test_rows_held_out_of_the_training_file_are_not_trained_on(stock, files, tmp_path, monkeypatch):
-    prepared, fit = [], evaluation.fit
-    monkeypatch.setattr(evaluation, "fit", lambda *args, **options: prepared.append(args[3]) or fit(*args, **options))
+    prepared, fit = [], trial_evaluation.fit
+    monkeypatch.setattr(
+        trial_evaluation, "fit", lambda *args, **options: prepared.append(args[3]) or fit(*args, **options)
+    )
     results = compare(stock, train=files["train"], out=tmp_path, arms=["scratch"], seeds=2, settings=SETTINGS)
     assert results["measured_on"] == "valid" and results["measured_rows"] == 6  # a tenth of 60
     for data in prepared:
@@ -121,7 +123,7 @@ def test_near_ties_are_evaluated_as_stored():
     task = Classify(ClassifyConfig(classes=("no", "yes")), None)
     data = LabelsOnly(label_numbers(rows, task.config))
     near = np.array([[0.4999999, 0.5000001], [0.4999999, 0.5000001], [1e-9, 1 - 1e-9]])
-    result = evaluation.evaluate_outputs(task, data, list(near))
+    result = trial_evaluation.evaluate_outputs(task, data, list(near))
     assert result["accuracy"] == np.mean(np.array(result["probabilities"]).argmax(1) == 1)
     assert result["accuracy"] == pytest.approx(1 / 3)
     assert result["loss"] == pytest.approx(2 * np.log(2) / 3, rel=1e-5)  # of the unrounded values
@@ -171,7 +173,7 @@ def test_synthetic_trials_give_the_expected_summary(tmp_path):
             ]
             outputs = [np.array([0.2, 0.8] if is_yes else [0.8, 0.2]) for is_yes in predictions]
             cell = dict.fromkeys(CELL, 1.0) | {"arm": name, "labels": 4, "seed": seed, "epochs": [], "chosen": None}
-            cell |= evaluation.evaluate_outputs(task, data, outputs) | {"parameters": None}
+            cell |= trial_evaluation.evaluate_outputs(task, data, outputs) | {"parameters": None}
             trials.append(cell | {"told": task.error_analysis(rows, data, outputs)})
     plan = ComparisonPlan(CompareSettings(seeds=3), {}, {}, {})
     results = summarize_comparison(plan, context, arms, trials, LeakageReport(), seconds=0.0)

@@ -9,7 +9,7 @@ import headstock
 from headstock.errors import UserError
 from headstock.experiments.compare import compare
 from headstock.experiments.comparison_summary import majority_notes
-from headstock.experiments.tables import comparison_table
+from headstock.experiments.terminal_tables import comparison_table
 from headstock.train.run_folder import RunFolder
 from tests.experiments.small import (
     SCHEMA,

@@ -8,8 +8,8 @@ import pytest
 import headstock
 from headstock.errors import UserError
 from headstock.experiments.compare import compare
-from headstock.experiments.evaluation import add_error_analysis
-from headstock.experiments.tables import comparison_table
+from headstock.experiments.terminal_tables import comparison_table
+from headstock.experiments.trial_evaluation import add_error_analysis
 from headstock.tasks.answer import NO_ANSWER, excerpt
 from headstock.tasks.text_metrics import answer_f1, entities, exact_match
 from headstock.train.run_folder import RunFolder

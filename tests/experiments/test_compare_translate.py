@@ -10,7 +10,7 @@ from rich.console import Console
 import headstock
 from headstock.errors import UserError
 from headstock.experiments.compare import compare
-from headstock.experiments.tables import comparison_table
+from headstock.experiments.terminal_tables import comparison_table
 from headstock.logs import messages_to
 from headstock.report.pages import write_report
 from headstock.tasks.text_metrics import bleu

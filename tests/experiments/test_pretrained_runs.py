@@ -5,7 +5,7 @@ import pytest
 import headstock
 from headstock.experiments.compare import compare
 from headstock.experiments.comparison_summary import comparability_notes
-from headstock.experiments.tables import runs_table
+from headstock.experiments.terminal_tables import runs_table
 from headstock.report.format import compact_number
 from headstock.report.pages import write_report
 from headstock.train.run_folder import RunFolder

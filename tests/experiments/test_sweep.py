@@ -15,10 +15,10 @@ from scipy import stats
 import headstock
 from headstock.errors import ConfigError, UserError
 from headstock.experiments import sweep_trials
-from headstock.experiments.evaluation import t_interval
 from headstock.experiments.sweep import sweep
 from headstock.experiments.sweep_settings import Range, draw_points, make_plan, parse_grid, read_grid
 from headstock.experiments.sweep_summary import ranking, summarize_sweep
+from headstock.experiments.trial_evaluation import t_interval
 from headstock.report.sweep_points import canonical, point_file_name
 from headstock.train.run_folder import RunFolder
 from tests.commands import command, set_options

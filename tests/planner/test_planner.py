@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import headstock
 from headstock.cost.model import model_cost, model_dimensions
-from headstock.cost.training import optimizer_flops
+from headstock.cost.training_cost import optimizer_flops
 from headstock.data.corpus import read_corpus
 from headstock.errors import UserError
 from headstock.experiments.recipe import flatten_tables, to_toml

@@ -18,7 +18,7 @@ from headstock.cli.command import Common
 from headstock.cli.experiments import report
 from headstock.data.words import word_spans
 from headstock.errors import UserError
-from headstock.experiments.tables import comparison_table
+from headstock.experiments.terminal_tables import comparison_table
 from headstock.report.compare_page import describe_pairs
 from headstock.report.format import interval, minus, points
 from headstock.report.highlighted_text import (

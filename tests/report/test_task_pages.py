@@ -12,7 +12,7 @@ import pytest
 
 import headstock
 from headstock.experiments.compare import LAYOUT, compare
-from headstock.experiments.evaluation import add_error_analysis
+from headstock.experiments.trial_evaluation import add_error_analysis
 from headstock.io import unknown_entries
 from headstock.report.compare_page import available_metrics, fill_in_defaults
 from headstock.report.highlighted_text import make_passage

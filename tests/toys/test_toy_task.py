@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import headstock
 from headstock.experiments.compare import compare
-from headstock.experiments.evaluation import add_error_analysis
+from headstock.experiments.trial_evaluation import add_error_analysis
 from headstock.explain.prediction import explain_prediction
 from headstock.model.batch import Batch, pad
 from headstock.model.heads import ClassificationHead, pool

@@ -80,7 +80,7 @@ def compare(
     Example: headstock compare reviews-en --train train.csv --valid valid.csv --test test.csv --labels 100,400 --out out
     """
     from headstock.experiments import compare as experiment
-    from headstock.experiments.tables import comparison_table, runs_table
+    from headstock.experiments.terminal_tables import comparison_table, runs_table
     from headstock.report.pages import write_report
     from headstock.train.callbacks import status_line
     from headstock.train.resolve import labelled_task
@@ -151,7 +151,7 @@ def sweep(
     """
     from headstock.data.records import parse_columns
     from headstock.experiments import sweep as experiment
-    from headstock.experiments.tables import sweep_table
+    from headstock.experiments.terminal_tables import sweep_table
     from headstock.report.pages import write_report
     from headstock.train.callbacks import status_line
     from headstock.train.resolve import labelled_task

@@ -163,7 +163,7 @@ def finetune(
     Example: headstock finetune reviews-en --train train.csv --valid valid.csv --test test.csv --out runs/mine
     """
     from headstock.errors import shell_quote
-    from headstock.experiments.evaluation import add_error_analysis
+    from headstock.experiments.trial_evaluation import add_error_analysis
     from headstock.report.pages import write_report
     from headstock.train import finetune as training
     from headstock.train.callbacks import terminal_progress

@@ -10,9 +10,9 @@ import numpy as np
 from headstock import __version__, config
 from headstock.data.records import Records
 from headstock.experiments.compare_settings import Arm
-from headstock.experiments.evaluation import attribution_for, evaluate_outputs, fit_run, rounded
 from headstock.experiments.grid import Outcome, ResultCache, TrialResult
 from headstock.experiments.tfidf import TfidfClassifier
+from headstock.experiments.trial_evaluation import attribution_for, evaluate_outputs, fit_run, rounded
 from headstock.io import fingerprint, sha256
 from headstock.report.theme import arm_label
 from headstock.tasks.class_labels import label_numbers

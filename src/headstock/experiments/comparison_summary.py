@@ -13,10 +13,10 @@ from headstock.data.catalog import PREFIX
 from headstock.data.records import Records
 from headstock.experiments.compare_settings import Arm, ComparisonPlan
 from headstock.experiments.compare_trials import ExperimentContext
-from headstock.experiments.evaluation import paired_difference, row_values
 from headstock.experiments.grid import SINGLE_SEED, TrialResult, total_seconds, versions
 from headstock.experiments.leakage import LeakageReport
 from headstock.experiments.leakage_search import overlapping_rows
+from headstock.experiments.trial_evaluation import paired_difference, row_values
 from headstock.experiments.verdict import features_verdict, verdict
 from headstock.intervals import interval, macro_f1_interval
 from headstock.io import write_json, write_text

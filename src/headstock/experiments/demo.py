@@ -14,7 +14,7 @@ from headstock.experiments.compare import LAYOUT, compare, grid_points, make_con
 from headstock.experiments.compare_settings import make_arms, make_plan
 from headstock.experiments.duration import format_duration_range, grid_seconds, measure_throughput
 from headstock.experiments.grid import read_json
-from headstock.experiments.tables import comparison_table
+from headstock.experiments.terminal_tables import comparison_table
 from headstock.inference.pipeline import load
 from headstock.io import FolderLayout, check_replaceable, remove_folder, write_json, write_text
 from headstock.report.charts import terminal_chart

@@ -10,8 +10,8 @@ from itertools import pairwise
 from headstock.data.records import Records
 from headstock.experiments.compare_settings import Arm
 from headstock.experiments.compare_trials import ExperimentContext, GridPoint, fit_tfidf, input_texts, trial_config
-from headstock.experiments.evaluation import fit_run
 from headstock.experiments.grid import ResultCache
+from headstock.experiments.trial_evaluation import fit_run
 from headstock.logs import muted
 from headstock.planner.machine import synchronize
 from headstock.train.callbacks import Event

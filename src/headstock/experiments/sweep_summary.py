@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from headstock import config
-from headstock.experiments.evaluation import paired_difference, score_interval, t_interval
 from headstock.experiments.grid import SINGLE_SEED, TrialResult, total_seconds, versions
 from headstock.experiments.sweep_settings import Range, SweepPlan
 from headstock.experiments.sweep_trials import SweepKind, SweepTrial
+from headstock.experiments.trial_evaluation import paired_difference, score_interval, t_interval
 from headstock.experiments.verdict import sweep_verdict
 from headstock.report.sweep_points import (
     Point,

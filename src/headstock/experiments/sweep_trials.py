@@ -13,9 +13,9 @@ from headstock import __version__
 from headstock.data.corpus import Corpus
 from headstock.data.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
 from headstock.errors import DivergenceError, UserError
-from headstock.experiments.evaluation import fit_run, serialize_metric
 from headstock.experiments.grid import Outcome, ResultCache, TrialResult
 from headstock.experiments.sweep_settings import SweepPlan
+from headstock.experiments.trial_evaluation import fit_run, serialize_metric
 from headstock.io import fingerprint, sha256
 from headstock.report.sweep_points import Point, point_file_name, point_label
 from headstock.tasks.base import TASKS

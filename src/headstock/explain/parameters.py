@@ -10,7 +10,7 @@ import torch
 from headstock.cost.formulas import Dimensions, ExecutionContext, ModuleCost
 from headstock.cost.measured import measured_note
 from headstock.cost.model import model_cost, model_dimensions, module_costs
-from headstock.cost.training import flops_per_token, training_memory
+from headstock.cost.training_cost import flops_per_token, training_memory
 from headstock.errors import UserError
 from headstock.explain.subject import ExplainSubject
 from headstock.explain.symbols import Symbol, formula, legend, symbols_of, values_of

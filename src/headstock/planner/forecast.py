@@ -6,7 +6,7 @@ from functools import partial
 
 from headstock.cost.formulas import Dimensions, ExecutionContext
 from headstock.cost.model import model_cost, model_dimensions
-from headstock.cost.training import TrainingMemory, flops_per_token, optimizer_flops, training_memory
+from headstock.cost.training_cost import TrainingMemory, flops_per_token, optimizer_flops, training_memory
 from headstock.kernels.backends import onednn_is_slow
 from headstock.kernels.cross_entropy import MAX_LOGITS, MAX_LOGITS_CUDA, worth_chunking
 from headstock.model.model import Model

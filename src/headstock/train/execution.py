@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from headstock.cost.model import model_cost, model_dimensions
-from headstock.cost.training import flops_per_token
+from headstock.cost.training_cost import flops_per_token
 from headstock.errors import UserError
 from headstock.io import cache_folder
 from headstock.kernels.cuda_graphs import CapturedGraph, SynchronizedError, no_synchronization, signature

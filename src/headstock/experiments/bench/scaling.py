@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from headstock.cost.model import model_cost, model_dimensions
-from headstock.cost.training import flops_per_token
+from headstock.cost.training_cost import flops_per_token
 from headstock.data.token_store import SplitStores, open_split_stores
 from headstock.experiments.bench.runner import environment_info
 from headstock.experiments.bench.workloads import Workload, time_steps, workload_config, write_token_stores

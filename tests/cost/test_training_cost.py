@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headstock.cost.formulas import ExecutionContext
 from headstock.cost.model import model_cost, model_dimensions
-from headstock.cost.training import flops_per_token, training_memory
+from headstock.cost.training_cost import flops_per_token, training_memory
 from headstock.explain.subject import open_subject
 from headstock.kernels.backends import fast_cpu_kernels, onednn_is_slow
 from headstock.model.batch import Batch

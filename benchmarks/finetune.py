@@ -54,7 +54,7 @@ from headstock.tasks.class_labels import find_classes
 from headstock.tasks.classify import Classify
 from headstock.tasks.labelled import EncodedRows
 from headstock.train.distributed import DistributedContext
-from headstock.train.fit import LabelledData, fit
+from headstock.train.fit import EncodedSplits, fit
 from headstock.train.labelled_data import require_labels, subset
 from headstock.train.sampler import BatchSampler
 from headstock.train.settings import RunConfig, make_config
@@ -203,7 +203,7 @@ def time_headstock(workload: Workload, steps: int, *, freeze: bool = False) -> T
         notified.append(time.perf_counter())
 
     # the loop validates after the last step, which is not timed
-    data = LabelledData(workload.train, workload.train.select(range(workload.batch)))
+    data = EncodedSplits(workload.train, workload.train.select(range(workload.batch)))
     distributed = DistributedContext(torch.device("cpu"))
     with messages_to(on_message):
         result = fit(config, task, None, data, run=None, distributed=distributed, callbacks=[on_event])

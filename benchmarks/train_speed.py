@@ -46,7 +46,7 @@ from headstock.tasks.labelled import EncodedRows
 from headstock.train import loop
 from headstock.train.callbacks import Event
 from headstock.train.distributed import DistributedContext
-from headstock.train.fit import LabelledData
+from headstock.train.fit import EncodedSplits
 from headstock.train.loop import train
 from headstock.train.models import build_model, build_task
 from headstock.train.prefetch import Prefetcher
@@ -257,7 +257,7 @@ def measure_headstock(
     data: Any
     if workload.task["name"] == "classify":
         tokenizer, rows = text.tokenizer(301), random_reviews(workload)  # only its special tokens are used
-        data = LabelledData(rows, rows.select(range(8)))
+        data = EncodedSplits(rows, rows.select(range(8)))
     else:
         tokenizer, data = text.stores(workload)
     task = build_task(config, tokenizer)

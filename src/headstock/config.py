@@ -86,14 +86,27 @@ def _convert(hint: Any, raw: Any, path: str, problems: Problems) -> Any:
     return raw
 
 
-def to_dict(settings: Any) -> Any:
-    """A tree of dataclasses as JSON-ready dicts and lists, including default values."""
+def added(default: Any) -> Any:
+    """The default of a setting that did not exist in an earlier version.
+
+    While it has this value it is not part of cache keys, so that the results of earlier versions stay valid.
+    """
+    return dataclasses.field(default=default, metadata={"added": True})
+
+
+def to_dict(settings: Any, *, for_key: bool = False) -> Any:
+    """A tree of dataclasses as JSON-ready dicts and lists, including default values; `for_key` see `added`."""
     if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
-        return {field.name: to_dict(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
+        fields = {field: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+        return {
+            field.name: to_dict(value, for_key=for_key)
+            for field, value in fields.items()
+            if not (for_key and field.metadata.get("added") and value == field.default)
+        }
     if isinstance(settings, (list, tuple)):
-        return [to_dict(item) for item in settings]
+        return [to_dict(item, for_key=for_key) for item in settings]
     if isinstance(settings, dict):
-        return {key: to_dict(item) for key, item in settings.items()}
+        return {key: to_dict(item, for_key=for_key) for key, item in settings.items()}
     return settings
 
 

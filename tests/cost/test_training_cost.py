@@ -78,7 +78,7 @@ def step(subject, batch):
     hidden = model(batch).hidden
     for name, head in model.heads.items():
         positions = round(task.head_passes(name, LENGTH) * ROWS * LENGTH)
-        if task.needs_bidirectional:
+        if task.needs_bilm:
             for half in hidden.chunk(2, -1):
                 total = total + cross_entropy(head(half), batch.tokens)
             continue

@@ -220,7 +220,7 @@ class Pairs(Backbone):
         read = Count(state.lengths + batch.tokens.size(1))
         return Output(nn.functional.one_hot(batch.tokens, 3).float(), state=read)
 
-    def stages(self):
+    def parameters_by_layer(self):
         return []
 
     def new_state(self, rows, capacity):

@@ -62,6 +62,8 @@ def test_every_preset_matches_its_formula(preset):
     subject = open_subject(None, preset, ["vocabulary=900"], weights=False)
     result = explain_parameters(subject)
     assert result.total == sum(parameter.numel() for parameter in subject.model.parameters())
+    if subject.model.backbone.name not in ("transformer", "seq2seq", "recurrent", "elmo"):
+        return  # counted on the module itself
     names = {symbol.name: symbol.value for symbol in result.symbols}
     for expression, value in ((result.totals[0].formula, result.total), (result.base_formula, result.base)):
         symbols = {symbol: names[str(symbol)] for symbol in expression.free_symbols}

@@ -32,7 +32,7 @@ class BagOfWords(Backbone):
     def forward(self, batch, state=None, *, keep_layers=False):
         return Output(self.tokens(batch.tokens))
 
-    def stages(self):
+    def parameters_by_layer(self):
         return [list(self.parameters())]
 
     def new_state(self, rows, capacity):

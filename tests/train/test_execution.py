@@ -55,42 +55,42 @@ def slow(monkeypatch):
 
 def test_a_short_run_is_not_compiled(gpu, slow):
     mode, messages = choose(TrainSettings(minutes=1.0))
-    assert mode == "plain" and len(messages) == 1 and "60 s" in messages[0]
+    assert mode == "eager" and len(messages) == 1 and "60 s" in messages[0]
     assert choose(TrainSettings(minutes=30.0)) == ("compiled", [])
-    assert choose(TrainSettings(steps=1))[0] == "plain"
+    assert choose(TrainSettings(steps=1))[0] == "eager"
     assert choose(TrainSettings(steps=60_000))[0] == "compiled"
 
 
 def test_steps_dominated_by_kernel_launches_use_cuda_graphs(gpu):
-    assert choose(TrainSettings(minutes=1.0)) == ("recorded", [])
-    assert choose(TrainSettings(steps=10), lengths=[3, 4]) == ("recorded", [])
-    assert choose(TrainSettings(minutes=30.0), lengths=[3, 4]) == ("recorded", [])
+    assert choose(TrainSettings(minutes=1.0)) == ("graphed", [])
+    assert choose(TrainSettings(steps=10), lengths=[3, 4]) == ("graphed", [])
+    assert choose(TrainSettings(minutes=30.0), lengths=[3, 4]) == ("graphed", [])
 
 
 def test_a_long_run_of_small_steps_is_compiled_and_uses_cuda_graphs(gpu):
     assert choose(TrainSettings(minutes=30.0)) == ("both", [])
-    assert choose(TrainSettings(steps=10))[0] == "recorded"
+    assert choose(TrainSettings(steps=10))[0] == "graphed"
     assert choose(TrainSettings(steps=10**13))[0] == "both"
     assert choose(TrainSettings(minutes=30.0, unfreeze=1.0))[0] == "compiled"  # the trainable weights change
     assert choose(TrainSettings(minutes=30.0), DistributedContext(torch.device("cuda"), size=2))[0] == "compiled"
 
 
 def test_varying_lengths_are_not_compiled(gpu, slow):
-    assert choose(TrainSettings(minutes=30.0), lengths=[3, 4])[0] == "plain"
-    assert choose(TrainSettings(minutes=30.0), DistributedContext(torch.device("cpu"))) == ("plain", [])
+    assert choose(TrainSettings(minutes=30.0), lengths=[3, 4])[0] == "eager"
+    assert choose(TrainSettings(minutes=30.0), DistributedContext(torch.device("cpu"))) == ("eager", [])
 
 
 def test_a_head_on_cached_features_is_trained_eagerly(gpu):
     full = small_model()
     head = Model(CachedBackbone(full.backbone), full.heads)
-    assert choose(TrainSettings(minutes=30.0), model=head) == ("plain", [])
+    assert choose(TrainSettings(minutes=30.0), model=head) == ("eager", [])
 
 
 def test_an_explicit_mode_is_used(gpu):
     cpu = DistributedContext(torch.device("cpu"))
     assert choose(TrainSettings(steps=1, compile=True), cpu) == ("compiled", [])
-    assert choose(TrainSettings(minutes=99.0, compile=False)) == ("plain", [])
-    assert choose(TrainSettings(steps=1, compile="replay")) == ("recorded", [])
+    assert choose(TrainSettings(minutes=99.0, compile=False)) == ("eager", [])
+    assert choose(TrainSettings(steps=1, compile="replay")) == ("graphed", [])
     assert choose(TrainSettings(steps=1, compile="both")) == ("both", [])
     with pytest.raises(UserError, match="CUDA"):
         choose(TrainSettings(steps=1, compile="replay"), cpu)

@@ -16,7 +16,7 @@ from headstock.errors import ConfigError, UserError
 from headstock.tasks.classify import Classify
 from headstock.train.distributed import DistributedContext
 from headstock.train.finetune import finetune
-from headstock.train.fit import LabelledData
+from headstock.train.fit import EncodedSplits
 from headstock.train.loop import train
 from headstock.train.metrics import majority_warning
 from headstock.train.models import build_model, build_task
@@ -196,7 +196,7 @@ def test_a_frozen_run_trains_only_the_head(source_name, pool, request, tune, fil
         parameter.requires_grad_(False)
     task = EvalBackbone(run_config.task, run.tokenizer())
     rows = {name: read_records(files[name]) for name in ("train", "valid")}
-    data = LabelledData(*(task.prepare(rows[name]) for name in ("train", "valid")))
+    data = EncodedSplits(*(task.prepare(rows[name]) for name in ("train", "valid")))
     train(
         model,
         task,

@@ -17,7 +17,7 @@ from headstock.tasks.labelled import EncodedRows
 from headstock.train import loop
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import evaluate
-from headstock.train.fit import LabelledData
+from headstock.train.fit import EncodedSplits
 from headstock.train.optimizers import make_optimizers
 from headstock.train.run_folder import RunFolder
 from headstock.train.sampler import BatchSampler
@@ -65,7 +65,7 @@ def test_layers_are_unfrozen_from_the_top(unfreeze, first_steps):
             now = snapshot(model)
             changed.append({name for name in now if not torch.equal(now[name], before[name])})
 
-    data = LabelledData(labelled_rows(24), labelled_rows(8))  # three steps of eight in an epoch
+    data = EncodedSplits(labelled_rows(24), labelled_rows(8))  # three steps of eight in an epoch
     settings = TrainSettings(batch=8, epochs=4, lr=1e-2, warmup=0.0, schedule="constant", unfreeze=unfreeze)
     loop.train(model, task, data, settings, run=None, distributed=ALONE, callbacks=[on_event])
     assert len(changed) == 12
@@ -93,7 +93,7 @@ def test_layers_are_unfrozen_under_distributed_data_parallel(tmp_path):
     # one process that acts as the first of two: DDP is as strict about missing gradients
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1)
     try:
-        data = LabelledData(labelled_rows(24), labelled_rows(8))
+        data = EncodedSplits(labelled_rows(24), labelled_rows(8))
         loop.train(model, task, data, settings, run=None, distributed=DistributedContext(torch.device("cpu"), 0, 2))
     finally:
         distributed.destroy_process_group()
@@ -124,7 +124,7 @@ def test_layer_decay_scales_the_update_of_each_layer():
 @pytest.mark.parametrize("storage", ["memory", "disk"])
 def test_patience_stops_a_run_with_its_best_weights(tmp_path, storage, ema):
     model, task = classifier()
-    data = LabelledData(labelled_rows(40), labelled_rows(40, flipped=True))  # training makes validation worse
+    data = EncodedSplits(labelled_rows(40), labelled_rows(40, flipped=True))  # training makes validation worse
     settings = TrainSettings(
         batch=8, epochs=30, validate_every=5, lr=1e-2, schedule="constant", warmup=0.0, patience=3, ema=ema
     )
@@ -158,7 +158,7 @@ def test_patience_stops_a_run_with_its_best_weights(tmp_path, storage, ema):
 
 def test_without_patience_a_run_has_its_full_length():
     model, task = classifier()
-    data = LabelledData(labelled_rows(40), labelled_rows(40, flipped=True))
+    data = EncodedSplits(labelled_rows(40), labelled_rows(40, flipped=True))
     settings = TrainSettings(batch=8, epochs=8, validate_every=5, lr=1e-2, weights="last")
     last = {}
     state = loop.train(
@@ -180,7 +180,7 @@ def test_without_a_run_nothing_is_written(tmp_path, monkeypatch):
         if event.kind == "valid" and event.state.best_step == event.state.step:
             best.update(snapshot(model))
 
-    data = LabelledData(labelled_rows(40), labelled_rows(30))
+    data = EncodedSplits(labelled_rows(40), labelled_rows(30))
     settings = TrainSettings(batch=8, epochs=6, validate_every=5, checkpoint_every=1, lr=1e-2)
     loop.train(model, task, data, settings, run=None, distributed=ALONE, callbacks=[on_event])
     assert list(tmp_path.iterdir()) == []
@@ -192,7 +192,7 @@ def test_without_a_run_nothing_is_written(tmp_path, monkeypatch):
 @pytest.mark.parametrize("micro", [None, 2])
 def test_training_metrics_are_those_of_the_rows_since_the_last_validation(separator, micro):
     model, task = classifier(separator=separator)
-    data = LabelledData(labelled_rows(27), labelled_rows(10))
+    data = EncodedSplits(labelled_rows(27), labelled_rows(10))
     if separator:
         for part in (data.train, data.valid):
             part.labels = np.stack([part.labels, part.labels[::-1]], 1)
@@ -223,6 +223,6 @@ def test_a_callback_that_sets_eval_mode_does_not_disable_dropout():
     model, task = classifier()
     modes = []
     model.register_forward_pre_hook(lambda module, args: modes.append(module.training))
-    data, settings = LabelledData(labelled_rows(16), labelled_rows(8)), TrainSettings(steps=3, batch=16)
+    data, settings = EncodedSplits(labelled_rows(16), labelled_rows(8)), TrainSettings(steps=3, batch=16)
     loop.train(model, task, data, settings, run=None, distributed=ALONE, callbacks=[lambda event: model.eval()])
     assert modes.count(True) == 3

@@ -120,7 +120,7 @@ def trial_key(
     context: ExperimentContext, point: GridPoint, run_config: RunConfig | None, train: Records, valid: Records
 ) -> str:
     """A fingerprint of everything that can change the result: rows, settings and weights."""
-    run, settings = point.arm.run, None if run_config is None else run_config.plain()
+    run, settings = point.arm.run, None if run_config is None else run_config.plain(for_key=True)
     if settings is not None:
         settings["transfer"].pop("run")  # the weights count, not the path
         settings["data"].pop("train")  # likewise the rows

@@ -215,7 +215,7 @@ class Pretraining(SweepKind):
         return resolve.with_vocabulary(config, tokenizer)
 
     def key(self, config: RunConfig) -> str:
-        settings, paths = config.plain(), ("corpus", "valid")
+        settings, paths = config.plain(for_key=True), ("corpus", "valid")
         settings["data"] = {name: value for name, value in settings["data"].items() if name not in paths}
         tokenizer, _ = self.tokenizer_of(config)
         settings["tokenizer"] = tokenizer.fingerprint
@@ -291,7 +291,7 @@ class Finetuning(SweepKind):
         return resolve.resolve_with_data(config, self.splits.train)
 
     def key(self, config: RunConfig) -> str:
-        settings = config.plain()
+        settings = config.plain(for_key=True)
         settings.pop("data")  # the rows count, not their path
         settings["transfer"].pop("run")
         weights = None if config.transfer.init == "scratch" else self.weights_hash

@@ -18,7 +18,7 @@ from headstock.tasks.error_analysis import reliability
 from headstock.tasks.labelled import Attribution, LabelledTask, RowMetric, metric_value
 from headstock.train.callbacks import Callback
 from headstock.train.distributed import DistributedContext
-from headstock.train.fit import FitResult, LabelledData, fit
+from headstock.train.fit import EncodedSplits, FitResult, fit
 from headstock.train.loop import sequence_length
 from headstock.train.models import source_weights
 from headstock.train.run_folder import RunFolder
@@ -36,10 +36,10 @@ def fit_run(
     *,
     distributed: DistributedContext,
     callbacks: Sequence[Callback],
-) -> tuple[FitResult, LabelledData]:
+) -> tuple[FitResult, EncodedSplits]:
     """Fine-tune a run, or its architecture from scratch; also returns the prepared rows."""
     task = task_class(run_config.task, source.tokenizer())
-    data = LabelledData(task.prepare(train), task.prepare(valid))
+    data = EncodedSplits(task.prepare(train), task.prepare(valid))
     weights = None if run_config.transfer.init == "scratch" else source_weights(source)
     return fit(run_config, task, weights, data, run=None, distributed=distributed, callbacks=callbacks), data
 

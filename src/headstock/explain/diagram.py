@@ -200,7 +200,7 @@ class ModelDiagram(Diagram):
                 self.line((edge, table_y), (x + side, table_y), (x + side, y), (edge, y), tip=False, kind="tied")
             top = self.box(centre, self.y, box)
             self.line((centre, top), (centre, top - GAP))
-            twice = name == "token" and model.backbone.bidirectional
+            twice = name == "token" and model.backbone.is_bilm
             self.text(centre + 10, top - GAP + 8, f"{shape} twice" if twice else shape, "shape")
 
     def head_details(self, name: str) -> list[str]:
@@ -209,7 +209,7 @@ class ModelDiagram(Diagram):
             "after one more layer and a norm": getattr(head, "transform", None) is not None,
             "on a learned mix of all layers": getattr(head, "mix", None) is not None,
             f"pooling: {pool}": name == "label" and pool,
-            "once per direction": name == "token" and self.subject.model.backbone.bidirectional,
+            "once per direction": name == "token" and self.subject.model.backbone.is_bilm,
         }
         return [text for text, used in details.items() if used]
 
@@ -284,7 +284,7 @@ def shape_symbols(subject: ExplainSubject) -> dict[str, str]:
     if backbone.is_encoder_decoder:
         meanings |= {"T": f"target tokens{limit}", "S": f"source tokens{limit}"}
     width = getattr(config, "width", backbone.width)
-    meanings["D"] = f"width: {width:,}" + (" per direction" if backbone.bidirectional else "")
+    meanings["D"] = f"width: {width:,}" + (" per direction" if backbone.is_bilm else "")
     if hasattr(config, "cell"):
         meanings["H"] = f"recurrent units: {config.hidden:,}"
     elif getattr(config, "hidden", width) != width:

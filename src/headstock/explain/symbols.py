@@ -43,7 +43,7 @@ def symbols_of(model: Model) -> tuple[Dimensions, dict[str, str]]:
     config, names = model.backbone.config, dict(SYMBOLS)
     if hasattr(config, "cell"):
         names["hidden"] = ("H", "recurrent units")
-    if model.backbone.bidirectional:
+    if model.backbone.is_bilm:
         names["width"] = ("D", "width per direction")
     if model.backbone.is_encoder_decoder:
         names["vocabulary"] = ("V", "target vocabulary size")

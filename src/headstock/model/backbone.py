@@ -1,6 +1,6 @@
 """The interface of a backbone, and the registry of model families."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from headstock.model.batch import Batch, DecodingState, Output
 from headstock.registry import Registry
 
 
-class Backbone(nn.Module):
+class Backbone(nn.Module, ABC):
     """Computes one vector per token.
 
     A backbone accepts `query_positions` if `supports_query_positions` is set; others are called without it.
@@ -24,8 +24,8 @@ class Backbone(nn.Module):
     context: int | None  # maximum row length; None: unlimited
     tokens: nn.Embedding
     carries_state: ClassVar[bool] = False  # uses what precedes a row: see `Batch.prefix`
-    # reads forward and backward separately: the halves of its vectors predict the next and the previous token
-    bidirectional: ClassVar[bool] = False
+    # a forward and a backward language model, as in ELMo: the halves of a vector predict the next and previous token
+    is_bilm: ClassVar[bool] = False
     supports_compile: ClassVar[bool] = True  # runs the same operations for every batch, so torch.compile pays
     supports_onnx: ClassVar[bool] = True  # can be traced for any number of rows and tokens
     supports_query_positions: ClassVar[bool] = False

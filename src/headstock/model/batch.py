@@ -55,7 +55,8 @@ class Batch:
     source: "Batch | None" = None  # the input of the encoder
     prefix: "Batch | None" = None  # what precedes the rows in their first documents, for recurrent models
     example_ids: Tensor | None = None  # (B,) the example of each row, where a long example has several rows
-    features: Tensor | None = None  # (N, D) precomputed output of a frozen backbone for N examples
+    # computed by a frozen backbone before training: (N, D) pooled or (B, T, D); (..., L + 1, D) for a layer mix
+    features: Tensor | None = None
     real_examples: RealExamples | None = None  # None: all examples are real
     labels: dict[str, Tensor] = field(default_factory=dict)  # by head; IGNORE_INDEX where nothing is predicted
     label_positions: dict[str, Tensor] = field(default_factory=dict)  # by head (N,) indices of labels in B T positions

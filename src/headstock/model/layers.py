@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from headstock.config import added
 from headstock.kernels import fp8, pointwise
 from headstock.kernels.attention import attention, project_qkv
 from headstock.kernels.backends import compute_dtype
@@ -43,8 +44,8 @@ class BlockConfig:
     norm_kind: NormKind = "layer"
     norm_epsilon: float = NORM_EPSILON
     activation: Activation = "gelu"
-    feed_activation: Literal["inner", "outer"] = "inner"  # outer: after both linear layers, an ablation
-    residual: bool = True  # skip connections; false: an ablation
+    feed_activation: Literal["inner", "outer"] = added("inner")  # outer: after both linear layers, an ablation
+    residual: bool = added(True)  # skip connections; false: an ablation
     bias: bool = True  # in linear layers and layer norms
     qk_norm: bool = False  # RMSNorm on the queries and keys of each head
 
@@ -120,10 +121,9 @@ class Attention(nn.Module):
             mask = mask.select_queries(query_positions, x.size(1))
             query_rotation = None if rotation is None else select_rotation(rotation, query_positions)
         else:
-            is_final = (
-                self.query_norm is None and rotation is None and cache is None
-            )  # keys and queries stay as they are
-            cu_seqlens = mask.cu_seqlens if is_final else None
+            # attention follows directly: neither norm nor rotation nor cache comes between
+            direct = self.query_norm is None and rotation is None and cache is None
+            cu_seqlens = mask.cu_seqlens if direct else None
             query, key, value, packed = project_qkv(x, self.inputs, self.heads, cu_seqlens=cu_seqlens)
             if self.query_norm is not None and self.key_norm is not None:
                 query, key = self.query_norm(query), self.key_norm(key)

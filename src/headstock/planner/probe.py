@@ -84,7 +84,7 @@ class ProbeResult(StepTimings):
     kinds: Sequence[int] = ()  # NEW, CAPTURED or REPLAYED for each step, with CUDA graphs
     expected_kinds: dict[int, int] = field(default_factory=dict)  # number of NEW and CAPTURED steps in the whole run
     cold_start_seconds: float = 0.0  # extra time of the first training in this process
-    mode: ExecutionMode = "plain"
+    mode: ExecutionMode = "eager"
 
     @property
     def steady_seconds(self) -> float:
@@ -174,7 +174,7 @@ def measure(
         predict_kinds = partial(shape_kinds, sampler, settings, mode, device)
         seconds = cold.step_seconds[-1]
         count, kinds = probe_steps(seconds, run.run_steps), []
-        if mode in ("recorded", "both"):
+        if mode in ("graphed", "both"):
             kinds = predict_kinds(count)
             while steady_pairs(kinds) < TARGET_STEADY and 2 * count * seconds < MAX_SECONDS:
                 count *= 2
@@ -288,7 +288,7 @@ def shape_kinds(
     counts: Counter[Any] = Counter()
     kinds = []
     budget, distributed = Budget(steps, None), DistributedContext(device)
-    full, graphs = mode != "plain", uses_graphs(mode)
+    full, graphs = mode != "eager", uses_graphs(mode)
     loader = StepLoader(sampler, budget, TrainState(), distributed, full=full, graphs=graphs)
     for step in range(steps):
         batches = loader(step, settings.micro_batch)

@@ -81,7 +81,7 @@ class Task(ABC):
     # without a causal mask, labels are in the input: a model learns to copy them, which may be demonstrated
     copies_unmasked: ClassVar[bool] = False
     needs_encoder_decoder: ClassVar[bool] = False  # batches have a source
-    needs_bidirectional: ClassVar[bool] = False  # the backbone must have a forward and a backward direction
+    needs_bilm: ClassVar[bool] = False  # the backbone must have a forward and a backward direction
     needs_sentences: bool = False  # the token store must mark sentence boundaries
 
     # What a model of this task can do
@@ -101,9 +101,9 @@ class Task(ABC):
     lens: ClassVar[Lens] = "token"  # what the logit lens reads at each layer
     huggingface_head: ClassVar[str | None] = None  # the suffix of the transformers class with the same head
 
-    # Set by the training loop
-    progress: float = 0.0  # share of training that is done
-    needs_prefix: bool = False  # batches include the tokens before a row, for backbones that carry state
+    # Set from outside
+    progress: float = 0.0  # share of training that is done, by BatchSampler
+    needs_prefix: bool = False  # by build_task: batches include the tokens before a row, for backbones that carry state
 
     def __init__(self, config: Any, tokenizer: Tokenizer):
         self.config, self.tokenizer = config, tokenizer

@@ -28,7 +28,7 @@ class BidirectionalLM(TextTask):
 
     Config = BidirectionalConfig
     causal = False
-    needs_bidirectional = True
+    needs_bilm = True
     plan = PlanDefaults(max_epochs=4, family="elmo")
     bits_per_byte_head = "forward"
 

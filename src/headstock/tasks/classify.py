@@ -257,7 +257,7 @@ class Classify(LabelledTask):
         """Confusion matrix, lengths, calibration and the most confident errors; nothing for multi-label classes."""
         if self.multilabel:
             return {}
-        probabilities = np.stack(outputs).round(5)
+        probabilities = np.stack(outputs)
         predicted = probabilities.argmax(1)
         analysis = super().error_analysis(rows, data, list(probabilities))
         if attribute is not None:

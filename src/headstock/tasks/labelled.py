@@ -45,7 +45,7 @@ def metric_value(metric: RowMetric) -> float:
 
 @dataclass(frozen=True)
 class Nouns:
-    """What a report calls the rows of a task and what is predicted for them, all in the singular."""
+    """What a report calls the rows of a task and what is predicted for them, in the singular except `errors`."""
 
     row: str = "row"
     item: str = "row"  # what one prediction is about

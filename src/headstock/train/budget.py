@@ -35,7 +35,10 @@ class Budget:
         return min(1.0, done)
 
     def midpoint(self, step: int, seconds: float) -> float:
-        """The fraction at the middle of a step, which sets its learning rate: so no step has a rate of zero."""
+        """The fraction at the middle of a step, which sets its learning rate: so no step has a rate of zero.
+
+        A run in minutes uses the fraction at the start of the step.
+        """
         return self.fraction(step, seconds) if self.steps is None else (step + 0.5) / self.steps
 
     def expected_steps(self, step: int, seconds: float) -> int:

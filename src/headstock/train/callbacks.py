@@ -7,10 +7,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from headstock.tasks.base import perplexity
 from headstock.train.budget import Budget
 from headstock.train.checkpoint import TrainState
 from headstock.train.distributed import DistributedContext
-from headstock.train.metrics import format_metrics, perplexity
+from headstock.train.metrics import format_metrics
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import TrainSettings
 
@@ -26,7 +27,7 @@ class Event:
     lr: float = 0.0
     gradient_norm: float = 0.0
     tokens_per_second: float = 0.0
-    of_tokens: bool = True  # the loss is per token, so it has a perplexity
+    has_perplexity: bool = True  # the loss is per token, so it has a perplexity
 
     @property
     def epoch(self) -> int:
@@ -69,7 +70,7 @@ def log_metrics(run: RunFolder) -> Callback:
         state = event.state
         if event.kind == "log":
             row = {"loss": state.loss, "lr": event.lr, "gradient": event.gradient_norm}
-            row |= {"perplexity": perplexity(state.loss)} if event.of_tokens else {}
+            row |= {"perplexity": perplexity(state.loss)} if event.has_perplexity else {}
             row["tokens_per_second"] = round(event.tokens_per_second, 1)
         elif event.kind == "valid":
             row = {f"valid_{name}": value for name, value in state.valid.items()}
@@ -118,7 +119,7 @@ def log_lines(write: Callable[[str], None]) -> Callback:
         prefix = f"| epoch {event.epoch:3d} | {state.step:5d}/{event.expected_steps:5d} steps"
         if event.kind == "log":
             speed = f"{event.tokens_per_second:,.0f} tokens/s | {event.time_left} left"
-            ppl = f" | ppl {perplexity(state.loss):8.3f}" if event.of_tokens else ""
+            ppl = f" | ppl {perplexity(state.loss):8.3f}" if event.has_perplexity else ""
             write(f"{prefix} | loss {state.loss:.5f}{ppl} | {speed}")
         elif event.kind == "valid":
             write(f"{prefix} | {format_metrics(state.valid)}")
@@ -149,7 +150,7 @@ def progress_bar() -> Iterator[Callback]:
         state = event.state
         bar.update(row, completed=state.step, total=event.expected_steps, epoch=event.epoch, left=event.time_left)
         if event.kind == "log":
-            ppl = f" ppl {perplexity(state.loss):,.2f}" if event.of_tokens else ""
+            ppl = f" ppl {perplexity(state.loss):,.2f}" if event.has_perplexity else ""
             bar.update(row, loss=f"loss {state.loss:.3f}{ppl}", speed=f"{event.tokens_per_second:,.0f}")
         elif event.kind == "valid":
             console.print(f"  step {state.step:5d}  {format_metrics(state.valid)}")

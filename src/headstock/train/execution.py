@@ -36,12 +36,12 @@ LAUNCH_SECONDS = 4e-3  # per layer and batch: the time to launch its kernels, ho
 
 MAX_GRAPHS = 256
 
-ExecutionMode = Literal["plain", "compiled", "recorded", "both"]
-BY_SETTING: dict[Any, ExecutionMode] = {True: "compiled", False: "plain", "replay": "recorded", "both": "both"}
+ExecutionMode = Literal["eager", "compiled", "graphed", "both"]
+BY_SETTING: dict[Any, ExecutionMode] = {True: "compiled", False: "eager", "replay": "graphed", "both": "both"}
 
 
 def uses_graphs(mode: ExecutionMode) -> bool:
-    return mode in ("recorded", "both")
+    return mode in ("graphed", "both")
 
 
 def choose_execution_mode(
@@ -61,18 +61,18 @@ def choose_execution_mode(
     if settings.compile != "auto":
         return BY_SETTING[settings.compile]
     if distributed.device.type != "cuda" or not model.backbone.supports_compile:
-        return "plain"
+        return "eager"
     compute, launch = step_seconds(model, task, settings, sampler, distributed)
     small = compute < 2 * launch and graphs_allowed  # the GPU is idle part of the time
     seconds = budget.seconds or (budget.steps or 0) * (compute if small else max(compute, launch))
     ragged = hasattr(sampler.examples, "lengths")  # each new length would compile again
     if small:
-        return "recorded" if ragged or seconds < MIN_COMPILED_SECONDS else "both"
+        return "graphed" if ragged or seconds < MIN_COMPILED_SECONDS else "both"
     if ragged:
-        return "plain"
+        return "eager"
     if seconds < MIN_COMPILED_SECONDS:
         logger.info(f"not compiled: the run takes about {seconds:.0f} s, and compiling would cost more than it saves")
-        return "plain"
+        return "eager"
     return "compiled"
 
 
@@ -110,11 +110,8 @@ def build_step(
 
 def check_settings(settings: TrainSettings, distributed: DistributedContext) -> None:
     """Reject settings that this device or number of processes cannot run."""
-    if settings.batch % (distributed.size * (settings.micro_batch or 1)):
-        parts = f"{distributed.size} processes" + (
-            f" x micro_batch {settings.micro_batch}" if settings.micro_batch else ""
-        )
-        raise UserError(f"train.batch: {settings.batch} is not divisible by {parts}")
+    if settings.batch_tokens is None and settings.batch % distributed.size:
+        raise UserError(f"train.batch: {settings.batch} is not divisible by {distributed.size} processes")
     if settings.dtype == "float8" and not supports_fp8(distributed.device):
         raise UserError("train.dtype: float8 needs an NVIDIA GPU of the Ada or Hopper generation or newer")
 

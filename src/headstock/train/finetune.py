@@ -20,7 +20,7 @@ from headstock.tasks.labelled import LabelledTask, is_labelled
 from headstock.train.callbacks import Callback, run_callbacks
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import ensemble_mean
-from headstock.train.fit import FitResult, LabelledData, fit
+from headstock.train.fit import EncodedSplits, FitResult, fit
 from headstock.train.labelled_data import LabelledSplits, read_splits
 from headstock.train.metrics import metrics_with_intervals
 from headstock.train.models import build_model, build_task, load_source_weights, source_weights
@@ -120,7 +120,7 @@ def finetune(
             create_run(target, replace(run_config, train=train_settings), tokenizer, splits)
         distributed.barrier()
         if run_config.transfer.adapt_steps and source is not None:
-            weights = adapt(target, source, run_config, splits.train, device, callbacks)
+            weights = adapt(target, source, run_config, splits.train, distributed, device, callbacks)
         return train_and_evaluate(session, run_config, labelled, weights, splits, callbacks)
 
 
@@ -181,6 +181,7 @@ def adapt(
     source: RunFolder,
     run_config: RunConfig,
     records: Records,
+    distributed: DistributedContext,
     device: str,
     callbacks: Sequence[Callback],
 ) -> dict[str, Tensor]:
@@ -190,7 +191,9 @@ def adapt(
         steps, source_config = run_config.transfer.adapt_steps, source.config()
         logger.info(f"adapting to the {len(records):,} training texts for {steps:,} steps")
         texts = target.path / "adapt.txt"
-        write_text(texts, "\n".join(" ".join(text.split()) for text in records.documents) + "\n")
+        if distributed.is_main:
+            write_text(texts, "\n".join(" ".join(text.split()) for text in records.documents) + "\n")
+        distributed.barrier()
         settings = {
             "train.steps": steps,
             "train.lr": run_config.transfer.adapt_lr or source_config["train"]["lr"] / 3,
@@ -215,7 +218,7 @@ def train_and_evaluate(
 ) -> dict[str, Any]:
     """Train one model, or an ensemble with one seed each, evaluate it, and write results and model card."""
     began, target, distributed = time.monotonic(), session.run, session.distributed
-    data = LabelledData(task.prepare(splits.train), task.prepare(splits.valid))
+    data = EncodedSplits(task.prepare(splits.train), task.prepare(splits.valid))
     if length := run_config.train.length or getattr(run_config.model, "context", None):
         for rows in (data.train, data.valid):
             for line in task.reading_warnings(rows, length=length):
@@ -243,7 +246,7 @@ def finetune_results(
     target: RunFolder,
     run_config: RunConfig,
     fits: list[FitResult],
-    data: LabelledData,
+    data: EncodedSplits,
     splits: LabelledSplits,
     distributed: DistributedContext,
     seconds: float,
@@ -299,7 +302,7 @@ def save_fit(
     task = result.task
     create_run(run, run_config, task.tokenizer, splits)
     run.save_weights(result.model.tensors())
-    data = LabelledData(task.prepare(splits.train), task.prepare(splits.valid))
+    data = EncodedSplits(task.prepare(splits.train), task.prepare(splits.valid))
     results = finetune_results(run, run_config, [result], data, splits, distributed, result.state.seconds)
     finish_run(run, distributed, results)
 

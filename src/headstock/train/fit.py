@@ -27,8 +27,8 @@ EPOCH_COLUMNS = ("step", "epoch", "train_accuracy", "train_loss", "valid_accurac
 
 
 @dataclass
-class LabelledData:
-    """Training and validation rows in the task's own form."""
+class EncodedSplits:
+    """Tokenized training and validation rows."""
 
     train: Any
     valid: Any
@@ -57,7 +57,7 @@ def fit(
     run_config: RunConfig,
     task: LabelledTask,
     weights: dict[str, Tensor] | None,
-    data: LabelledData,
+    data: EncodedSplits,
     *,
     run: RunFolder | None,
     distributed: DistributedContext,
@@ -79,7 +79,7 @@ def fit(
         logger.info(f"computing the features of {len(data.train) + len(data.valid):,} rows with the frozen backbone")
         features = partial(cache_features, model, task, length=length, dtype=settings.dtype)
         trained = Model(CachedBackbone(model.backbone), dict(model.heads.items()))
-        train_data = LabelledData(features(data.train), features(data.valid))
+        train_data = EncodedSplits(features(data.train), features(data.valid))
     callbacks = [*callbacks, record_epochs(epochs)]
     state = train(trained, task, train_data, settings, run=run, distributed=distributed, callbacks=callbacks)
     if trained is not model and run is not None and distributed.is_main:

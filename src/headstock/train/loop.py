@@ -56,11 +56,12 @@ def train(
     state = checkpointer.resume()
 
     mode = choose_execution_mode(model, task, settings, budget, sampler, distributed)
-    loader = StepLoader(sampler, budget, state, distributed, full=mode != "plain", graphs=uses_graphs(mode))
+    loader = StepLoader(sampler, budget, state, distributed, full=mode != "eager", graphs=uses_graphs(mode))
     step = build_step(model, task, optimizers, settings, mode, distributed, split=loader)
+    step.size = state.micro_batch or step.size  # what fitted into memory before an interruption
     diverged = partial(raise_diverged, sampler=sampler, checkpointer=checkpointer)
     # the loss of a few labelled rows varies too much between healthy steps
-    spikes = SpikeDetector(state.spikes) if task.is_language_model or task.fills_masks else None
+    spikes = SpikeDetector(state.spikes) if task.is_language_model or not task.is_labelled else None
     meter, train_metrics = LossMeter(diverged, spikes), MetricAccumulator()
     if state.window:
         meter.restore(state.window["losses"])
@@ -68,8 +69,8 @@ def train(
     clock = distributed.stopwatch(state.seconds, shared=budget.seconds is not None)
     validate = Validator(model, task, data.valid, settings, validation_budget, distributed, ema, clock)
     milestones = Milestones(budget, state)
-    of_tokens = task.is_language_model
-    event = partial(Event, state=state, budget=budget, steps_per_epoch=sampler.steps_per_epoch, of_tokens=of_tokens)
+    steps_per_epoch, has_perplexity = sampler.steps_per_epoch, task.is_language_model
+    event = partial(Event, state=state, budget=budget, steps_per_epoch=steps_per_epoch, has_perplexity=has_perplexity)
 
     prefetcher = Prefetcher(loader.stream(lambda: step.size), size=StepLoader.PREFETCHED)
     with Interruption(distributed) as interruption, prefetcher:

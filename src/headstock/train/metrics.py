@@ -1,6 +1,5 @@
 """Metrics of predictions with 95% intervals over the rows, and metrics as text."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -100,7 +99,3 @@ def format_metrics(metrics: dict[str, float], intervals: Mapping[str, Sequence[f
         for name, value in metrics.items()
         if name not in redundant
     )
-
-
-def perplexity(loss: float) -> float:
-    return math.exp(min(loss, 700.0))

@@ -146,7 +146,7 @@ def supports(family: str, objective: str) -> bool:
     backbone, task, direction = BACKBONES.get(family), TASKS.get(objective), fixed_direction(family)
     return (
         task.trainable
-        and backbone.bidirectional == task.needs_bidirectional
+        and backbone.is_bilm == task.needs_bilm
         and backbone.is_encoder_decoder == task.needs_encoder_decoder
         and (None in (direction, task.causal) or direction == task.causal)
     )

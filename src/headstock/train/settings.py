@@ -77,7 +77,7 @@ class TransferSettings:
     least_steps: int = 100  # epochs are added for small files to reach this; 0 if `epochs` is given
 
     def __post_init__(self) -> None:
-        problems = out_of_bounds(self, {NOT_NEGATIVE: "adapt_steps least_steps", ABOVE_0: "ensemble"})
+        problems = out_of_bounds(self, {NOT_NEGATIVE: "adapt_steps least_steps", ABOVE_0: "ensemble adapt_lr"})
         if self.init == "scratch" and self.adapt_steps:
             problems.append(("adapt_steps", "needs pretrained weights, so it conflicts with init scratch"))
         reject(problems)
@@ -143,8 +143,6 @@ class TrainSettings:
             problems.append((lengths[1], f"cannot be set together with {lengths[0]}: a run has one length"))
         if self.schedule == "inverse_sqrt" and not self.warmup:
             problems.append(("warmup", "must be above 0 for the schedule inverse_sqrt, which falls from its end on"))
-        if self.micro_batch and self.batch % self.micro_batch:
-            problems.append(("batch", f"{self.batch} must be a multiple of micro_batch {self.micro_batch}"))
         reject(problems)
 
 
@@ -161,11 +159,12 @@ class RunConfig:
     tokenizer: Any = None  # TokenizerSettings, unless the tokenizer is the source run's
     transfer: Any = None  # TransferSettings, of a fine-tuned run
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self, *, for_key: bool = False) -> dict[str, Any]:
+        """All settings by section; `for_key` without those that earlier versions did not have: see `config.added`."""
         return {
-            "model": {"family": self.family, **config.to_dict(self.model)},
-            "task": {"name": self.objective, **config.to_dict(self.task)},
-            **{name: config.to_dict(getattr(self, name)) for name in sections_of(vars(self))},
+            "model": {"family": self.family, **config.to_dict(self.model, for_key=for_key)},
+            "task": {"name": self.objective, **config.to_dict(self.task, for_key=for_key)},
+            **{name: config.to_dict(getattr(self, name), for_key=for_key) for name in sections_of(vars(self))},
         }
 
 

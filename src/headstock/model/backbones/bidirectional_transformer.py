@@ -26,7 +26,7 @@ class BidirectionalTransformer(Backbone):
     Config = BidirectionalTransformerConfig
     supports_onnx = False
     causal = False
-    bidirectional = True
+    is_bilm = True
 
     def __init__(self, config: BidirectionalTransformerConfig):
         super().__init__()

@@ -28,7 +28,7 @@ class Elmo(Backbone):
     Config = ElmoConfig
     supports_onnx = False
     causal = False
-    bidirectional = True
+    is_bilm = True
     supports_compile = False
 
     def __init__(self, config: ElmoConfig):

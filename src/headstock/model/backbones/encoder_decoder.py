@@ -57,12 +57,13 @@ class EncoderDecoder(Backbone):
 
     Config = EncoderDecoderConfig
     supports_onnx = False
+    causal = True
     is_encoder_decoder: ClassVar[bool] = True
 
     def __init__(self, config: EncoderDecoderConfig):
         super().__init__()
         c = self.config = config
-        self.width, self.depth, self.causal, self.context = c.width, c.depth, True, c.context
+        self.width, self.depth, self.context = c.width, c.depth, c.context
         encoder, decoder = Transformer(c.encoder()), Transformer(c.decoder())
         if c.shared and c.source_vocabulary is None:
             encoder.tokens = decoder.tokens

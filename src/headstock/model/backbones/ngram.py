@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headstock.errors import ConfigError
-from headstock.model.backbone import BACKBONES, Backbone
+from headstock.model.backbone import BACKBONES, Backbone, non_positive
 from headstock.model.batch import Batch, DecodingState, Output
 
 NO_TOKEN = -1  # before the beginning of a text
@@ -25,11 +25,7 @@ class NGramConfig:
     tied: bool = True  # the language-model head shares the weight of the token embedding
 
     def __post_init__(self) -> None:
-        problems = [
-            (name, f"must be at least 1, not {getattr(self, name)}")
-            for name in ("vocabulary", "order", "context", "depth", "width", "hidden")
-            if getattr(self, name) is not None and getattr(self, name) < 1
-        ]
+        problems = non_positive(self, "vocabulary", "order", "context", "depth", "width", "hidden")
         if not 0 <= self.dropout < 1:
             problems.append(("dropout", f"must be from 0 to below 1, not {self.dropout}"))
         if problems:

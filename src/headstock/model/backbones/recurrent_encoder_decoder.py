@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headstock.errors import ConfigError
-from headstock.model.backbone import BACKBONES, Backbone
+from headstock.model.backbone import BACKBONES, Backbone, non_positive
 from headstock.model.backbones.recurrent import (
     CellState,
     RecurrentConfig,
@@ -42,11 +42,7 @@ class RecurrentEncoderDecoderConfig:
     shared: bool = True  # one embedding for source and target, where they have the same vocabulary
 
     def __post_init__(self) -> None:
-        problems = [
-            (name, f"must be at least 1, not {value}")
-            for name in ("source_vocabulary", "encoder_depth")
-            if (value := getattr(self, name)) is not None and value < 1
-        ]
+        problems = non_positive(self, "source_vocabulary", "encoder_depth")
         try:
             self.stack()
         except ConfigError as error:

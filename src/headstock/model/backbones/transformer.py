@@ -82,9 +82,10 @@ class Transformer(Backbone):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """PyTorch defaults, with projections into the residual stream scaled by 1 / sqrt(2 depth) as in GPT-2.
+        """PyTorch's defaults for matrices, zero biases, embeddings from N(0, 0.02²), or 1 / width with `embed_scale`.
 
-        Without skip connections nothing is summed, so nothing is scaled.
+        Projections into the residual stream are scaled by 1 / sqrt(2 depth) as in GPT-2. Without skip
+        connections nothing is summed, so nothing is scaled.
         """
         std = self.width**-0.5 if self.config.embed_scale else 0.02
         for module in self.modules():

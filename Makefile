@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 BIN := $(VENV)/bin
+# one test worker more than cores: tests of processes and pages wait part of the time
+WORKERS = $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
 
 .PHONY: demo test setup lint types tests clean
 
@@ -23,7 +25,7 @@ types: $(VENV)/.all
 	cd benchmarks && ../$(BIN)/mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache --explicit-package-bases *.py
 
 tests: $(VENV)/.all
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 # Install torch first, at the version in constraints.txt, so that no other requirement selects another build.
 $(VENV)/.torch: constraints.txt

@@ -231,7 +231,7 @@ def test_small_steps_on_a_gpu_are_bound_by_launch_overhead(size):
 
 def test_the_run_uses_the_execution_mode_of_the_probe(size):
     planner = make_planner(size, minutes=1, objective="causal")
-    for machine, mode, setting in ((GPU, "recorded", "replay"), (GPU, "plain", False), (LAPTOP, "plain", None)):
+    for machine, mode, setting in ((GPU, "graphed", "replay"), (GPU, "eager", False), (LAPTOP, "eager", None)):
         candidate, counts = planner.choose(machine)
         measured = replace(COSTS, mode=mode, probed=True)
         assert planner.plan(candidate, counts, machine, measured).config["train"].get("compile") is setting

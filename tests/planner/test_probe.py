@@ -90,7 +90,7 @@ class SimulatedGPU:
     def train(self, model, task, stores, settings, *, run, distributed, callbacks=()):
         self.settings.append(settings)
         sampler = BatchSampler(task, stores.train, length=32, batch=settings.batch, seed=settings.seed)
-        kinds = shape_kinds(sampler, settings, "recorded", CPU, settings.steps)
+        kinds = shape_kinds(sampler, settings, "graphed", CPU, settings.steps)
         state, rows = TrainState(), min(settings.valid_tokens // 32, len(task.examples(stores.valid, length=32)))
         start, self.now = self.now, self.now + (0.0 if self.is_warm else COLD_SECONDS)
         milestones = Milestones(Budget(settings.steps, None), state)
@@ -119,7 +119,7 @@ def emit(callbacks, kind, state):
 def gpu(monkeypatch):
     gpu = SimulatedGPU()
     monkeypatch.setattr(probe, "train", gpu.train)
-    monkeypatch.setattr(probe, "choose_execution_mode", lambda *_: "recorded")
+    monkeypatch.setattr(probe, "choose_execution_mode", lambda *_: "graphed")
     monkeypatch.setattr(probe, "time", SimpleNamespace(perf_counter=lambda: gpu.now, process_time=lambda: gpu.now))
     return gpu
 
@@ -145,7 +145,7 @@ def test_a_probe_predicts_the_whole_run(objective, gpu, tokenizer, sample, tmp_p
     assert costs.cold_start_seconds == pytest.approx(COLD_SECONDS + 0.8, rel=0.01)
     if objective == "hybrid":  # control: the mean of 50 steps, nearly all with new shapes, is far off
         sampler = make_sampler(run_config, tokenizer, sample, tmp_path)
-        kinds = shape_kinds(sampler, run_config.train, "recorded", CPU, 50)
+        kinds = shape_kinds(sampler, run_config.train, "graphed", CPU, 50)
         naive = np.mean([STEP_SECONDS[kind] for kind in kinds[probe.WARMUP_STEPS :]])
         assert naive > 2 * (run.seconds - run.overhead_seconds) / STEPS
 

@@ -66,18 +66,19 @@ def _run(module: nn.Module, forward: Forward, device: str) -> tuple[int, int]:
     from torch.utils.flop_counter import FlopCounterMode
 
     module = _copy(module, device).train()
-    parameters = {id(parameter) for parameter in module.parameters()}
-    saved: dict[int, int] = {}
+    parameters = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
+    saved: dict[int, Tensor] = {}  # by storage: a view, such as a transposed weight, takes no memory of its own
 
     def pack(tensor: Tensor) -> Tensor:
-        if id(tensor) not in parameters:
-            saved[id(tensor)] = tensor.numel()
+        if (storage := tensor.untyped_storage()._cdata) not in parameters:
+            saved[storage] = tensor
         return tensor
 
     counter, hooks = FlopCounterMode(display=False), torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), counter, hooks:
         forward(module, device)
-    return counter.get_total_flops(), sum(saved.values())
+    sizes = (tensor.untyped_storage().nbytes() // tensor.element_size() for tensor in saved.values())
+    return counter.get_total_flops(), sum(sizes)
 
 
 def _copy(module: nn.Module, device: str) -> nn.Module:

@@ -4,8 +4,8 @@ import pytest
 
 import headstock
 from headstock.experiments import trial_evaluation
+from headstock.experiments.arms.tfidf import TfidfClassifier
 from headstock.experiments.compare import compare
-from headstock.experiments.tfidf import TfidfClassifier
 from tests.conftest import TINY
 from tests.experiments.small import GRID, MAKERS, SETTINGS, make_rows, read_rows, write_lines, write_rows
 

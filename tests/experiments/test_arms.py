@@ -5,7 +5,7 @@ import json
 import pytest
 
 from headstock.errors import UserError
-from headstock.experiments.compare_settings import KINDS, Arm, check_arm_names, kind_of_arm, make_arms
+from headstock.experiments.compare_settings import DEFAULT_ARMS, Arm, check_arm_names, kind_of_arm, make_arms
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def runs(tmp_path):
 
 def test_arms_of_a_single_run_do_not_name_it(runs):
     (path,) = runs("tiny")
-    arms = make_arms([path], KINDS)
-    assert [(arm.name, arm.kind) for arm in arms] == [(kind, kind) for kind in KINDS]
+    arms = make_arms([path], DEFAULT_ARMS)
+    assert [(arm.name, arm.kind) for arm in arms] == [(kind, kind) for kind in DEFAULT_ARMS]
     assert [arm.run and arm.run.path for arm in arms] == [path, path, path, None]
 
 
@@ -44,7 +44,7 @@ def test_runs_of_the_same_name_are_distinguished_by_path(runs):
 
 def test_the_kind_of_an_arm_determines_its_options(runs):
     (path,) = runs("tiny")
-    options = {arm.name: arm.options() for arm in make_arms([path], KINDS)}
+    options = {arm.name: arm.options() for arm in make_arms([path], DEFAULT_ARMS)}
     assert options["scratch"] == {"transfer.init": "scratch", "transfer.freeze": False}
     assert options["pretrained"] == {"transfer.init": "pretrained", "transfer.freeze": False}
     assert options["frozen"] == {"transfer.init": "pretrained", "transfer.freeze": True}
@@ -68,11 +68,11 @@ def test_tfidf_alone_needs_no_run():
 @pytest.mark.parametrize(
     ("names", "tables", "message"),
     [
-        (["scrach"], {}, r"--arms scrach: no such arm; did you mean 'scratch'\? \(have: scratch, .*tfidf\)"),
+        (["scrach"], {}, r"--arms scrach: no such arm; did you mean 'scratch'\? \(have: frozen, .*tfidf\)"),
         (["fats"], {"fast": {"kind": "frozen"}}, r"did you mean 'fast'\?"),
         (["xyz"], {}, r"--arms xyz: no such arm \(have: "),
         (["frozen", "scratch", "frozen"], {}, r"--arms: frozen given twice"),
-        (["fast"], {"fast": {"lr": 1}}, r"arms\.fast\.kind: must be one of scratch, .*, not 'fast'"),
+        (["fast"], {"fast": {"lr": 1}}, r"arms\.fast\.kind: must be one of frozen, .*, not 'fast'"),
         (["scratch"], {"fast": {"kind": "frozn"}}, r"arms\.fast\.kind: .*, not 'frozn'; did you mean 'frozen'\?"),
         (["scratch"], {"fast": {"kind": 3}}, r"arms\.fast\.kind: .*, not 3"),
         (["tfidf"], {"tfidf": {"C": 1, "n": 2}}, r"arms\.tfidf: TF-IDF has no settings, so C, n cannot be set"),

@@ -17,7 +17,7 @@ from headstock.errors import UserError
 from headstock.experiments import trial_evaluation
 from headstock.experiments.compare import compare
 from headstock.experiments.compare_settings import Arm, CompareSettings, ComparisonPlan
-from headstock.experiments.compare_trials import ExperimentContext, LabelsOnly
+from headstock.experiments.compare_trials import ExperimentContext
 from headstock.experiments.comparison_summary import summarize_comparison, title_of
 from headstock.experiments.grid import versions
 from headstock.experiments.leakage import LeakageReport
@@ -121,7 +121,7 @@ def test_near_ties_are_evaluated_as_stored():
     """Probabilities are stored rounded; metrics must agree with the stored values."""
     rows = Records("test.csv", [2, 3, 4], {"text": ["a", "b", "c"], "label": ["yes", "yes", "yes"]})
     task = Classify(ClassifyConfig(classes=("no", "yes")), None)
-    data = LabelsOnly(label_numbers(rows, task.config))
+    data = trial_evaluation.LabelsOnly(label_numbers(rows, task.config))
     near = np.array([[0.4999999, 0.5000001], [0.4999999, 0.5000001], [1e-9, 1 - 1e-9]])
     result = trial_evaluation.evaluate_outputs(task, data, list(near))
     assert result["accuracy"] == np.mean(np.array(result["probabilities"]).argmax(1) == 1)
@@ -155,7 +155,7 @@ def test_synthetic_trials_give_the_expected_summary(tmp_path):
     truth = ["no", "no", "no", "yes"] * copies
     rows = Records("rows.csv", list(range(2, 102)), {"text": ["a", "b", "c", "d"] * copies, "label": truth})
     task = Classify(ClassifyConfig(classes=("no", "yes")), None)
-    data = LabelsOnly(label_numbers(rows, task.config))
+    data = trial_evaluation.LabelsOnly(label_numbers(rows, task.config))
     splits = LabelledSplits(rows, rows, rows)
     context = ExperimentContext(task, splits, rows, {}, tmp_path, DistributedContext("cpu"))
     correct = {

@@ -7,7 +7,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
 
 from headstock.errors import UserError
-from headstock.experiments.tfidf import CANDIDATES, TfidfClassifier
+from headstock.experiments.arms.tfidf import CANDIDATES, TfidfClassifier
 from headstock.rng import generator
 from headstock.tasks.error_analysis import calibration
 
@@ -51,7 +51,7 @@ def test_the_classifier_learns_and_reports_its_choice():
 @pytest.mark.parametrize("classes", [2, 3])
 def test_the_first_candidate_matches_scikit_learn(classes, monkeypatch):
     """Parity with a pipeline built from scikit-learn."""
-    monkeypatch.setattr("headstock.experiments.tfidf.CANDIDATES", CANDIDATES[:1])
+    monkeypatch.setattr("headstock.experiments.arms.tfidf.CANDIDATES", CANDIDATES[:1])
     train, test = reviews(90, classes=classes, name="train"), reviews(120, classes=classes, name="test")
     words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
     characters = TfidfVectorizer(analyzer="char", ngram_range=(2, 5), sublinear_tf=True)
@@ -67,7 +67,7 @@ def test_the_first_candidate_matches_scikit_learn(classes, monkeypatch):
 @pytest.mark.parametrize("candidate", [CANDIDATES[0], CANDIDATES[3]])
 @pytest.mark.parametrize("classes", [2, 3])
 def test_the_most_likely_class_is_the_prediction(candidate, classes, monkeypatch):
-    monkeypatch.setattr("headstock.experiments.tfidf.CANDIDATES", (candidate,))
+    monkeypatch.setattr("headstock.experiments.arms.tfidf.CANDIDATES", (candidate,))
     baseline = fitted(60, classes=classes)
     texts, _ = reviews(150, classes=classes, name="test")
     probabilities = baseline.probabilities(texts)

@@ -10,6 +10,7 @@ from typing import Any
 
 from headstock.data.records import Records
 from headstock.errors import UserError
+from headstock.experiments.arms.base import ARM_KINDS
 from headstock.experiments.compare_settings import (
     Arm,
     CompareSettings,
@@ -26,6 +27,7 @@ from headstock.experiments.grid import TrialResult, check_folder, exclusive, exp
 from headstock.experiments.leakage import LeakageReport, check_leakage
 from headstock.experiments.recipe import flatten_tables, given_options
 from headstock.io import FolderLayout
+from headstock.report.theme import arm_label
 from headstock.tasks.text_metrics import format_score
 from headstock.train.callbacks import Callback
 from headstock.train.distributed import DistributedContext, choose_device
@@ -104,8 +106,9 @@ def make_context(plan: ComparisonPlan, folder: Path, distributed: DistributedCon
     settings = plan.compare
     check_arm_names(settings.arms, plan.arms)
     task_class = labelled_task(settings.task)
-    if "tfidf" in (kind_of_arm(name, plan.arms) for name in settings.arms) and (reason := tfidf_unsupported(settings)):
-        raise UserError(f"--arms: TF-IDF {reason}; remove tfidf from --arms")
+    for name in settings.arms:
+        if reason := ARM_KINDS.get(kind_of_arm(name, plan.arms)).unsupported(settings):
+            raise UserError(f"--arms: {arm_label(name)} {reason}; remove {name} from --arms")
     if settings.separator is not None and "separator" not in {part.name for part in fields(task_class.Config)}:
         raise UserError(f"separator: a row of {settings.task} has a single label, so there is nothing to separate")
     task_config = task_class.Config()
@@ -127,15 +130,6 @@ def make_context(plan: ComparisonPlan, folder: Path, distributed: DistributedCon
     if settings.seeds < 2:
         logger.info("with a single seed there are no intervals; use --seeds 2 or more")
     return ExperimentContext(task, splits, eval_records, plan.settings, folder, distributed, settings.columns)
-
-
-def tfidf_unsupported(settings: CompareSettings) -> str | None:
-    """Why the TF-IDF arm does not apply; None if it does."""
-    if settings.separator is not None:
-        return "does not support several labels per text"
-    if not labelled_task(settings.task).predicts_classes:
-        return f"predicts one class per text and does not apply to {settings.task}"
-    return None
 
 
 def pretrain_backbone(plan: ComparisonPlan, folder: Path, device: str, callbacks: Sequence[Callback]) -> RunFolder:

@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 from headstock import config
 from headstock.errors import ConfigError, UserError, did_you_mean
+from headstock.experiments.arms.base import ARM_KINDS
 from headstock.experiments.recipe import fixed_setting_problems, section_problems, table_problems
-from headstock.train.resolve import labelled_task
 from headstock.train.run_folder import RunFolder, open_run
 from headstock.train.settings import override_flat
 
 SECTIONS = ("compare", "finetune", "arms", "pretrain")
-KINDS = ("scratch", "pretrained", "frozen", "tfidf")  # of arms
+DEFAULT_ARMS = ("scratch", "pretrained", "frozen", "tfidf")  # those that apply to the task
 FIXED_SETTINGS = {  # fine-tuning settings that a comparison chooses itself
     "init": "it follows from the kind of the arm",
     "freeze": "it follows from the kind of the arm",
@@ -87,11 +87,8 @@ def make_plan(file: str | Path | None, options: dict[str, Any], settings: dict[s
 
 
 def default_arms(settings: CompareSettings) -> tuple[str, ...]:
-    """All arms that apply to the task: TF-IDF predicts one class per text, a frozen backbone needs a separate head."""
-    task = labelled_task(settings.task)
-    frozen = ["frozen"] if task.can_freeze_backbone else []
-    tfidf = ["tfidf"] if task.predicts_classes and settings.separator is None else []
-    return ("scratch", "pretrained", *frozen, *tfidf)
+    """The usual arms, without those that do not apply to the task."""
+    return tuple(name for name in DEFAULT_ARMS if ARM_KINDS.get(name).unsupported(settings) is None)
 
 
 @dataclass(frozen=True)
@@ -100,20 +97,20 @@ class Arm:
 
     name: str
     kind: str
-    run: RunFolder | None = None  # None for TF-IDF
+    run: RunFolder | None = None  # None for a kind that needs none
     settings: dict[str, Any] = field(default_factory=dict)
 
     def options(self) -> dict[str, Any]:
         """Fine-tuning settings: those implied by the kind, and the arm's own."""
-        init = "scratch" if self.kind == "scratch" else "pretrained"
-        return {"transfer.init": init, "transfer.freeze": self.kind == "frozen"} | self.settings
+        implied = {"transfer.init": "pretrained", "transfer.freeze": False} | dict(ARM_KINDS.get(self.kind).options)
+        return implied | self.settings
 
 
 ArmTables = Mapping[str, Mapping[str, Any]]
 
 
 def make_arms(runs: Sequence[str | Path], names: Sequence[str], tables: ArmTables | None = None) -> list[Arm]:
-    """The named arms, once per run except TF-IDF.
+    """The named arms, once per run if they need one.
 
     `tables` defines custom arms, such as `{"fast": {"kind": "frozen", "lr": 1e-3}}`, and settings of standard ones.
     """
@@ -123,7 +120,7 @@ def make_arms(runs: Sequence[str | Path], names: Sequence[str], tables: ArmTable
     paths = [run.path.resolve() for run in folders]
     if repeated := [run for run in folders if paths.count(run.path.resolve()) > 1]:
         raise UserError(f"{repeated[0]}: given twice")
-    if not folders and any(kind_of_arm(name, tables) != "tfidf" for name in names):
+    if not folders and any(ARM_KINDS.get(kind_of_arm(name, tables)).needs_run for name in names):
         raise UserError("no run to compare: give one, such as reviews-en, or use --arms tfidf")
     titles = [run.path.name for run in folders]
     if len(set(titles)) < len(titles):
@@ -132,7 +129,7 @@ def make_arms(runs: Sequence[str | Path], names: Sequence[str], tables: ArmTable
     for name in names:
         kind = kind_of_arm(name, tables)
         settings = {key: value for key, value in tables.get(name, {}).items() if key != "kind"}
-        if kind == "tfidf":
+        if not ARM_KINDS.get(kind).needs_run:
             arms.append(Arm(name, kind, settings=settings))
             continue
         for run, title in zip(folders, titles, strict=True):
@@ -141,8 +138,8 @@ def make_arms(runs: Sequence[str | Path], names: Sequence[str], tables: ArmTable
 
 
 def check_arm_names(names: Sequence[str], tables: ArmTables) -> None:
-    """Refuse unknown and repeated arms, tables without a kind, and settings for TF-IDF."""
-    available = [*KINDS, *(name for name in tables if name not in KINDS)]
+    """Refuse unknown and repeated arms, tables without a kind, and settings that a kind does not have."""
+    available = [*ARM_KINDS.names(), *(name for name in tables if name not in ARM_KINDS.names())]
     for name in names:
         if name not in available:
             hint = did_you_mean(name, available)
@@ -150,13 +147,13 @@ def check_arm_names(names: Sequence[str], tables: ArmTables) -> None:
     if repeated := sorted({name for name in names if list(names).count(name) > 1}):
         raise UserError(f"--arms: {', '.join(repeated)} given twice")
     for name, table in tables.items():
-        if kind_of_arm(name, tables) == "tfidf" and (keys := [key for key in table if key != "kind"]):
-            raise UserError(f"arms.{name}: TF-IDF has no settings, so {', '.join(keys)} cannot be set")
+        settings = {key: value for key, value in table.items() if key != "kind"}
+        ARM_KINDS.get(kind_of_arm(name, tables)).check_settings(name, settings)
 
 
 def kind_of_arm(name: str, tables: ArmTables) -> str:
     kind = tables.get(name, {}).get("kind", name)
-    if kind not in KINDS:
-        hint = did_you_mean(str(kind), KINDS)
-        raise UserError(f"arms.{name}.kind: must be one of {', '.join(KINDS)}, not {kind!r}{hint}")
+    if kind not in (kinds := ARM_KINDS.names()):
+        hint = did_you_mean(str(kind), kinds)
+        raise UserError(f"arms.{name}.kind: must be one of {', '.join(kinds)}, not {kind!r}{hint}")
     return str(kind)

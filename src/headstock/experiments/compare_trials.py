@@ -5,25 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from headstock import __version__, config
 from headstock.data.records import Records
+from headstock.experiments.arms.base import ARM_KINDS
 from headstock.experiments.compare_settings import Arm
 from headstock.experiments.grid import Outcome, ResultCache, TrialResult
-from headstock.experiments.tfidf import TfidfClassifier
-from headstock.experiments.trial_evaluation import attribution_for, evaluate_outputs, fit_run, rounded
 from headstock.io import fingerprint, sha256
 from headstock.report.theme import arm_label
-from headstock.tasks.class_labels import label_numbers
-from headstock.tasks.labelled import LabelledTask, metric_value
+from headstock.tasks.labelled import LabelledTask
 from headstock.train.callbacks import Callback
 from headstock.train.distributed import DistributedContext
-from headstock.train.finetune import parameter_counts, save_fit
-from headstock.train.fit import FitResult
 from headstock.train.labelled_data import LabelledSplits, subset
 from headstock.train.resolve import resolve_finetune_config, resolve_with_data
-from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig
 
 SHARED_SETTINGS = ("classes", "separator", "unanswerable")  # inferred from all training rows, also for trials on few
@@ -90,10 +83,7 @@ def run_trial(context: ExperimentContext, callbacks: Sequence[Callback], point: 
     run_config = trial_config(context, point, train)
 
     def run() -> TrialResult:
-        if run_config is None:
-            result = run_tfidf(context, point, train, valid)
-        else:
-            result = run_finetuning(context, point, run_config, train, valid, callbacks)
+        result = ARM_KINDS.get(point.arm.kind).run_trial(context, point, run_config, train, valid, callbacks)
         position = {"arm": point.arm.name, "labels": point.labels, "seed": point.seed}
         return result | {"shown": point.analyze_errors} | position
 
@@ -106,8 +96,8 @@ def run_trial(context: ExperimentContext, callbacks: Sequence[Callback], point: 
 
 
 def trial_config(context: ExperimentContext, point: GridPoint, train: Records) -> RunConfig | None:
-    """The fine-tuning config of a trial; None for TF-IDF."""
-    if point.arm.run is None:
+    """The fine-tuning config of a trial; None if its arm is not fine-tuned."""
+    if point.arm.run is None or not ARM_KINDS.get(point.arm.kind).is_finetuned:
         return None
     settings = {**context.settings, **point.arm.options(), "train.seed": point.seed}
     shared = {name: getattr(context.task.config, name, None) for name in SHARED_SETTINGS}
@@ -120,8 +110,9 @@ def trial_key(
     context: ExperimentContext, point: GridPoint, run_config: RunConfig | None, train: Records, valid: Records
 ) -> str:
     """A fingerprint of everything that can change the result: rows, settings and weights."""
-    run, settings = point.arm.run, None if run_config is None else run_config.plain(for_key=True)
-    if settings is not None:
+    run, settings = point.arm.run, point.arm.settings or None
+    if run_config is not None:
+        settings = run_config.plain(for_key=True)
         settings["transfer"].pop("run")  # the weights count, not the path
         settings["data"].pop("train")  # likewise the rows
         settings["data"].pop("columns")
@@ -133,107 +124,6 @@ def trial_key(
             "task": [context.task.name, config.to_dict(context.task.config)],
             "settings": settings,
             "tokenizer": run.data()["tokenizer"] if run else None,
-            "weights": sha256(run.weights_file) if run and point.arm.kind != "scratch" else None,
+            "weights": sha256(run.weights_file) if run and ARM_KINDS.get(point.arm.kind).uses_weights else None,
         }
     )
-
-
-# TF-IDF
-
-
-@dataclass(frozen=True)
-class LabelsOnly:
-    """Rows that are not tokenized."""
-
-    labels: np.ndarray
-
-
-def input_texts(records: Records) -> list[Any]:
-    """The texts of the rows, or pairs of texts."""
-    columns = records.columns
-    return list(zip(columns["text"], columns["text_b"], strict=True)) if "text_b" in columns else records.display_texts
-
-
-def fit_tfidf(context: ExperimentContext, train: Records, valid: Records, *, seed: int) -> TfidfClassifier:
-    labels, valid_labels = (label_numbers(records, context.task.config) for records in (train, valid))
-    classifier = TfidfClassifier(context.task.config.classes)
-    return classifier.fit(input_texts(train), labels, input_texts(valid), valid_labels, seed=seed)
-
-
-def run_tfidf(context: ExperimentContext, point: GridPoint, train: Records, valid: Records) -> TrialResult:
-    """TF-IDF features and a linear classifier on the raw texts."""
-    task, records = context.task, context.eval_records
-    classifier = fit_tfidf(context, train, valid, seed=point.seed)
-    probabilities = classifier.probabilities(input_texts(records))
-    data = LabelsOnly(label_numbers(records, task.config))
-    predicted = None
-    if context.unlabelled_test is not None:
-        outputs = classifier.probabilities(input_texts(context.unlabelled_test))
-        predicted = task.predictions(None, list(rounded(outputs)))
-    result = {
-        **evaluate_outputs(task, data, list(probabilities)),
-        "valid_score": classifier.valid_accuracy,
-        "best_epoch": None,
-        "tokens_per_second": None,
-        "chosen": classifier.chosen,
-        "epochs": [],
-        "parameters": None,
-        "predicted": predicted,
-    }
-    if point.analyze_errors:
-        result["told"] = task.error_analysis(records, data, list(rounded(probabilities)))
-    return result
-
-
-# Fine-tuning
-
-
-def run_finetuning(
-    context: ExperimentContext,
-    point: GridPoint,
-    run_config: RunConfig,
-    train: Records,
-    valid: Records,
-    callbacks: Sequence[Callback],
-) -> TrialResult:
-    """Fine-tune and evaluate a model; save it and analyse its errors where the grid point says so."""
-    source, distributed, dtype = point.arm.run, context.distributed, run_config.train.dtype
-    assert source is not None
-    fitted, data = fit_run(
-        source, type(context.task), run_config, train, valid, distributed=distributed, callbacks=callbacks
-    )
-    task, frozen = fitted.task, run_config.transfer.freeze
-    eval_data = task.prepare(context.eval_records)
-    outputs = fitted.outputs(eval_data, dtype=dtype)
-    predicted = None
-    if context.unlabelled_test is not None:
-        rows = task.prepare(context.unlabelled_test)
-        predicted = task.predictions(rows, fitted.outputs(rows, dtype=dtype))
-    result = {
-        **evaluate_outputs(task, eval_data, outputs),
-        "valid_score": valid_score(fitted, data.valid, dtype),
-        "best_epoch": fitted.best_epoch,
-        "tokens_per_second": None if frozen else tokens_per_second(fitted),  # frozen features are computed once
-        "chosen": None,
-        "epochs": fitted.epochs,
-        "parameters": parameter_counts(fitted.model, frozen=frozen),
-        "predicted": predicted,
-    }
-    if point.analyze_errors:
-        attribute = attribution_for(fitted.model, task, eval_data, length=fitted.length)
-        result["told"] = task.error_analysis(context.eval_records, eval_data, outputs, attribute=attribute)
-        run, splits = RunFolder(context.folder / "runs" / point.run_name), LabelledSplits(train, valid, None)
-        save_fit(run, run_config, fitted, splits, distributed)
-    return result
-
-
-def valid_score(fitted: FitResult, valid: Any, dtype: str) -> float:
-    """The primary metric on the validation rows at the best epoch."""
-    if fitted.task.primary_metric == "accuracy":
-        return next(row["valid_accuracy"] for row in fitted.epochs if row["step"] == fitted.state.best_step)
-    outputs = fitted.outputs(valid, dtype=dtype)
-    return metric_value(fitted.task.row_metrics(valid, outputs)[fitted.task.primary_metric])
-
-
-def tokens_per_second(fitted: FitResult) -> float:
-    return round(fitted.state.tokens / max(1e-9, fitted.state.seconds - fitted.state.overhead_seconds), 1)

@@ -11,7 +11,8 @@ import numpy as np
 from headstock import config
 from headstock.data.catalog import PREFIX
 from headstock.data.records import Records
-from headstock.experiments.compare_settings import Arm, ComparisonPlan
+from headstock.experiments.arms.base import ARM_KINDS
+from headstock.experiments.compare_settings import Arm, ComparisonPlan, kind_of_arm
 from headstock.experiments.compare_trials import ExperimentContext
 from headstock.experiments.grid import SINGLE_SEED, TrialResult, total_seconds, versions
 from headstock.experiments.leakage import LeakageReport
@@ -211,14 +212,15 @@ def describe_arm(arm: Arm, result: TrialResult) -> dict[str, Any]:
 
 
 def uses_last_epoch(plan: ComparisonPlan) -> bool:
-    """True if no arm selects an epoch, and TF-IDF, which selects a classifier, is absent."""
+    """True if all arms are fine-tuned and none selects an epoch."""
 
     def weights(settings: Mapping[str, Any], default: str) -> str:
         return settings.get("weights", settings.get("train.weights", default))
 
     common = weights(plan.settings, "best")
     by_arm = {weights(plan.arms.get(name, {}), common) for name in plan.compare.arms}
-    return "tfidf" not in plan.compare.arms and by_arm == {"last"}
+    kinds = [kind_of_arm(name, plan.arms) for name in plan.compare.arms]
+    return by_arm == {"last"} and all(ARM_KINDS.get(kind).is_finetuned for kind in kinds)
 
 
 def notes(plan: ComparisonPlan, context: ExperimentContext, leaks: LeakageReport) -> list[str]:

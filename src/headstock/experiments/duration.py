@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from headstock.data.records import Records
+from headstock.experiments.arms.base import ARM_KINDS
+from headstock.experiments.arms.tfidf import fit_tfidf, input_texts
 from headstock.experiments.compare_settings import Arm
-from headstock.experiments.compare_trials import ExperimentContext, GridPoint, fit_tfidf, input_texts, trial_config
+from headstock.experiments.compare_trials import ExperimentContext, GridPoint, trial_config
 from headstock.experiments.grid import ResultCache
 from headstock.experiments.trial_evaluation import fit_run
 from headstock.logs import muted
@@ -23,6 +25,7 @@ STEPS, WARMUP_STEPS = 12, 2
 TRAIN_ROWS = 64
 PREDICTED_ROWS = 16
 HEAD_STEP_SECONDS = 0.003  # one optimizer step of a head on cached features
+PROMPTS_PER_ROW = 2  # an arm that is not trained reads a row once for each label word
 ERROR_ANALYSIS_ROWS = 100  # analysing errors costs about as much as reading this many rows
 # Two complete comparisons took 0.7 and 0.9 times the estimated processor time. The upper end allows for other
 # programs; on a machine that becomes much busier it takes longer.
@@ -46,9 +49,9 @@ def measure_throughput(context: ExperimentContext, arm: Arm) -> Throughput:
     valid = subset(context.splits.valid, min(TRAIN_ROWS, len(context.splits.valid)), seed=0)
     if arm.run is None:
         return tfidf_throughput(context, train, valid)
-    # a frozen arm is timed as a pretrained one, without `layers`: validation gives the time to read a row
-    kind = "pretrained" if arm.kind == "frozen" else arm.kind
-    settings = {key: value for key, value in arm.settings.items() if key.rpartition(".")[2] != "layers"}
+    # all kinds but scratch are timed as a pretrained arm, without `layers`: validation gives the time to read a row
+    kind, own = "scratch" if arm.kind == "scratch" else "pretrained", ARM_KINDS.get(arm.kind).is_finetuned
+    settings = {key: value for key, value in arm.settings.items() if own and key.rpartition(".")[2] != "layers"}
     point = GridPoint(replace(arm, kind=kind, settings=settings), len(train), seed=0)
     config = trial_config(context, point, train)
     assert config is not None
@@ -99,6 +102,8 @@ def trial_seconds(
 ) -> float:
     """The estimated time of one trial with the given numbers of validation and test rows."""
     labels = point.labels
+    if config is None and point.arm.run is not None:
+        return PROMPTS_PER_ROW * speed.row * (valid + test)
     if config is None:
         return speed.fitting * max(1.0, labels / TRAIN_ROWS) + speed.text * (labels + valid + test)
     settings = config.train

@@ -9,6 +9,7 @@ from typing import Any
 from headstock.data.corpus import read_corpus
 from headstock.data.records import Records
 from headstock.errors import HeadstockError
+from headstock.experiments.arms.base import ARM_KINDS
 from headstock.experiments.compare_settings import Arm
 from headstock.experiments.grid import read_json
 from headstock.experiments.leakage_search import find_leaked_texts
@@ -44,7 +45,7 @@ class LeakageReport:
 
 def check_leakage(arms: Sequence[Arm], records: Records, policy: str, folder: Path) -> LeakageReport:
     """Search the corpus of every pretrained run. `policy` is to exclude or keep leaked rows, or to skip the search."""
-    runs = {str(arm.run): arm.run for arm in arms if arm.run is not None and arm.kind != "scratch"}
+    runs = {str(arm.run): arm.run for arm in arms if arm.run is not None and ARM_KINDS.get(arm.kind).uses_weights}
     if policy == "skip":
         return LeakageReport([RunLeakage(name, checked=False, why="the search was skipped") for name in runs])
     entries, excluded = [], set[int]()

@@ -3,7 +3,8 @@
 Metrics are stored per row, so that intervals can be computed over the seeds and rows of several trials.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from headstock.inference.attribution import token_attributions
 from headstock.inference.pipeline import load
 from headstock.intervals import Interval, SufficientStatistics, difference, interval, macro_f1
 from headstock.model.model import Model
+from headstock.tasks.class_labels import label_numbers
 from headstock.tasks.error_analysis import reliability
 from headstock.tasks.labelled import Attribution, LabelledTask, RowMetric, metric_value
 from headstock.train.callbacks import Callback
@@ -61,6 +63,43 @@ def evaluate_outputs(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray
         "tallies": {name: serialize_metric(values) for name, values in row_metrics.items()},
         "probabilities": np.stack(stored).tolist() if task.predicts_classes else None,
     }
+
+
+@dataclass(frozen=True)
+class LabelsOnly:
+    """Rows that are not tokenized."""
+
+    labels: np.ndarray
+
+
+def evaluate_probabilities(
+    task: LabelledTask,
+    records: Records,
+    probabilities: Callable[[Records], np.ndarray],
+    *,
+    unlabelled: Records | None,
+    analyze_errors: bool,
+    valid_score: float,
+    chosen: str | None,
+) -> TrialResult:
+    """The result of a classifier that the training loop did not train, from its probabilities (N, C) of rows."""
+    values, data = probabilities(records), LabelsOnly(label_numbers(records, task.config))
+    predicted = None
+    if unlabelled is not None:
+        predicted = task.predictions(None, list(rounded(probabilities(unlabelled))))
+    result = {
+        **evaluate_outputs(task, data, list(values)),
+        "valid_score": valid_score,
+        "best_epoch": None,
+        "tokens_per_second": None,
+        "chosen": chosen,
+        "epochs": [],
+        "parameters": None,
+        "predicted": predicted,
+    }
+    if analyze_errors:
+        result["told"] = task.error_analysis(records, data, list(rounded(values)))
+    return result
 
 
 def rounded(probabilities: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from headstock.experiments.arms.base import ARM_KINDS
 from headstock.report.format import Difference, to_points
 from headstock.report.sweep_points import (
     format_difference,
@@ -16,6 +17,8 @@ from headstock.report.sweep_points import (
 from headstock.tasks.text_metrics import NOT_PERCENT, metric_name
 
 NEGLIGIBLE = 2.0  # points: if a model can be better by at most this, TF-IDF is called sufficient
+
+USUAL_KINDS = ("pretrained", "frozen", "scratch", "tfidf")
 
 Rows = Iterable[Mapping[str, Any]]
 
@@ -39,6 +42,11 @@ class ArmScores:
     def of_kind(self, kind: str) -> list[str]:
         """The arms of a kind, the best first."""
         names = [arm["name"] for arm in self.arms if arm["kind"] == kind]
+        return sorted(names, key=lambda name: -self.scores[name]["score"])
+
+    def other_kinds(self) -> list[str]:
+        """The arms of further kinds, which verdicts only name, the best first."""
+        names = [arm["name"] for arm in self.arms if arm["kind"] not in USUAL_KINDS]
         return sorted(names, key=lambda name: -self.scores[name]["score"])
 
     def matching_scratch(self, name: str) -> str | None:
@@ -65,30 +73,30 @@ class ArmScores:
     def describe(self, name: str) -> str:
         """`the pretrained model`, with the arm's name if there are several of its kind."""
         kind = next(arm["kind"] for arm in self.arms if arm["name"] == name)
-        noun = {"pretrained": "the pretrained model", "frozen": "the frozen backbone"}.get(
-            kind, "the model trained from scratch"
-        )
+        noun = ARM_KINDS.get(kind).title
         return f"{noun} ({name})" if len(self.of_kind(kind)) > 1 else noun
 
 
 def verdict(labels: int, summary: Rows, pairs: Rows, arms: Sequence[Mapping[str, Any]], *, unit: str = "label") -> str:
     """Does pretraining help with `labels` labels, and is TF-IDF sufficient?
 
-    `summary` and `pairs` may include other numbers of labels; `arms` are `{name, kind}` with kind scratch, pretrained,
-    frozen or tfidf. A pair may be stored in either order.
+    `summary` and `pairs` may include other numbers of labels; `arms` are `{name, kind}`. A pair may be stored in
+    either order.
     """
     scores = ArmScores(labels, summary, pairs, arms)
     pretrained, frozen, scratch = scores.of_kind("pretrained"), scores.of_kind("frozen"), scores.of_kind("scratch")
-    if pretrained or frozen:
-        text = _pretraining(scores, pretrained or frozen, frozen=not pretrained)
+    others = scores.other_kinds()
+    if main := pretrained or frozen or others:
+        text = _pretraining(scores, main, frozen=main == frozen)
     elif scratch:
         text = f"no pretrained model was compared; the model trained from scratch {scores.reaches(scratch[0])}"
     else:
         text = "only TF-IDF was evaluated"
-    text += _tfidf(scores, (pretrained or frozen) + scratch + (frozen if pretrained else []))
+    text += _tfidf(scores, main + scratch + [name for name in frozen + others if name not in main])
     if pretrained and frozen:
         noun = "the frozen backbone" if len(frozen) == 1 else f"the best frozen backbone ({frozen[0]})"
         text += f"; {noun} {scores.reaches(frozen[0])}"
+    text += "".join(f"; {scores.describe(name)} {scores.reaches(name)}" for name in others if name not in main[:1])
     if scores.scores and not scores.has_intervals:
         text += "; one seed only, so there are no intervals"
     return f"With {labels:,} {unit if labels == 1 else f'{unit}s'}, {text}."

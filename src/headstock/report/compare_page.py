@@ -11,7 +11,6 @@ from headstock.tasks.labelled import nouns_of
 from headstock.tasks.text_metrics import METRICS, metric_name
 from headstock.train.run_folder import RunFolder
 
-MODEL_KINDS = ("scratch", "pretrained", "frozen")
 REQUIRED_KEYS = ("arms", "labels", "cells", "summary")
 MAX_LABEL_ERRORS = 40
 
@@ -94,7 +93,8 @@ def score_charts(results: Results, styles: Styles, gallery: Gallery) -> dict[str
 
 def run_kinds(results: Results) -> list[str]:
     """The kinds of arms that the pretrained runs have scores of."""
-    return [kind for kind in MODEL_KINDS if any(kind in run["scores"] for run in results.get("runs") or [])]
+    kinds = dict.fromkeys(arm.get("kind") for arm in results["arms"])
+    return [kind for kind in kinds if any(kind in run["scores"] for run in results.get("runs") or [])]
 
 
 def run_charts(results: Results, gallery: Gallery) -> dict[str, Any] | None:

@@ -1,13 +1,25 @@
 """The TF-IDF baseline: word and character n-grams, and a linear classifier selected on the validation rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headstock.data.records import Records
 from headstock.errors import UserError
+from headstock.experiments.arms.base import ARM_KINDS, ArmKind
+from headstock.experiments.compare_trials import ExperimentContext, GridPoint
+from headstock.experiments.grid import TrialResult
+from headstock.experiments.trial_evaluation import evaluate_probabilities
+from headstock.tasks.class_labels import label_numbers
+from headstock.train.callbacks import Callback
+from headstock.train.resolve import labelled_task
+from headstock.train.settings import RunConfig
+
+if TYPE_CHECKING:
+    from headstock.experiments.compare_settings import CompareSettings
 
 # scikit-learn's default comes first and wins ties
 CANDIDATES = (
@@ -152,3 +164,61 @@ def _fit_scale(decisions: NDArray[np.float64], true: NDArray[np.integer], classe
 def _softmax(values: NDArray[np.float64]) -> NDArray[np.float64]:
     exponentials = np.exp(values - values.max(1, keepdims=True))
     return exponentials / exponentials.sum(1, keepdims=True)
+
+
+# The arm
+
+
+def input_texts(records: Records) -> list[Any]:
+    """The texts of the rows, or pairs of texts."""
+    columns = records.columns
+    return list(zip(columns["text"], columns["text_b"], strict=True)) if "text_b" in columns else records.display_texts
+
+
+def fit_tfidf(context: ExperimentContext, train: Records, valid: Records, *, seed: int) -> TfidfClassifier:
+    labels, valid_labels = (label_numbers(records, context.task.config) for records in (train, valid))
+    classifier = TfidfClassifier(context.task.config.classes)
+    return classifier.fit(input_texts(train), labels, input_texts(valid), valid_labels, seed=seed)
+
+
+@ARM_KINDS.add("tfidf")
+class TfidfArm(ArmKind):
+    """TF-IDF features and a linear classifier on the raw texts."""
+
+    title = "TF-IDF"
+    needs_run = False
+    uses_weights = False
+
+    @classmethod
+    def unsupported(cls, settings: "CompareSettings") -> str | None:
+        if settings.separator is not None:
+            return "does not support several labels per text"
+        if not labelled_task(settings.task).predicts_classes:
+            return f"predicts one class per text and does not apply to {settings.task}"
+        return None
+
+    @classmethod
+    def check_settings(cls, name: str, table: Mapping[str, Any]) -> None:
+        if table:
+            raise UserError(f"arms.{name}: TF-IDF has no settings, so {', '.join(table)} cannot be set")
+
+    @classmethod
+    def run_trial(
+        cls,
+        context: ExperimentContext,
+        point: GridPoint,
+        run_config: RunConfig | None,
+        train: Records,
+        valid: Records,
+        callbacks: Sequence[Callback],
+    ) -> TrialResult:
+        classifier = fit_tfidf(context, train, valid, seed=point.seed)
+        return evaluate_probabilities(
+            context.task,
+            context.eval_records,
+            lambda records: classifier.probabilities(input_texts(records)),
+            unlabelled=context.unlabelled_test,
+            analyze_errors=point.analyze_errors,
+            valid_score=classifier.valid_accuracy,
+            chosen=classifier.chosen,
+        )

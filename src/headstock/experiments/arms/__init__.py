@@ -1,0 +1,1 @@
+"""The kinds of arms that a comparison can have, one per file."""

@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 from headstock.rng import generator
 
 RESAMPLES = 2000
+MIN_RESAMPLES = 200
+MAX_WEIGHTS = 50_000_000  # row weights that a metric reads in all; of many rows and classes there are fewer resamples
+CHUNK_WEIGHTS = 1_000_000  # at once
 TAILS = (0.025, 0.975)
 NORMAL_QUANTILE = 1.959964  # 97.5% of the standard normal distribution
 
@@ -46,6 +49,20 @@ class SufficientStatistics:
 
     def __getitem__(self, index: None) -> "SufficientStatistics":
         return SufficientStatistics(self.values[index], self.score)
+
+
+@dataclass(frozen=True)
+class WeightedMetric:
+    """A metric that is no function of sums, such as AUROC: it is computed again for each resample's row weights."""
+
+    score: Callable[[np.ndarray], np.ndarray]  # (R, N) weights of the rows -> (R,) scores; NaN where undefined
+    rows: int
+    bounds: tuple[float, float] = (0.0, 1.0)
+    cost: int = 1  # passes over the rows
+
+    def total(self) -> float:
+        """The score over all rows."""
+        return float(self.score(np.ones((1, self.rows)))[0]) if self.rows else float("nan")
 
 
 class Interval(NamedTuple):
@@ -121,6 +138,21 @@ def macro_f1_item_interval(true: Integers, predicted: Integers, classes: int, *,
     return Interval(float(mean), *_item_bounds(mean, resampled[:, 0], len(true), (0.0, 1.0)))
 
 
+def weighted_interval(metric: WeightedMetric, *, key: Key = ()) -> Interval | None:
+    """The score of one trained model, over resamples of the rows on which it is defined; None if it is not at all."""
+    if np.isnan(mean := metric.total()):
+        return None
+    resamples = int(np.clip(MAX_WEIGHTS // (metric.rows * metric.cost), MIN_RESAMPLES, RESAMPLES))
+    random, scores = generator("interval", "items", *key), []
+    chunk = max(1, CHUNK_WEIGHTS // metric.rows)
+    for start in range(0, resamples, chunk):
+        draws = random.integers(metric.rows, size=(min(chunk, resamples - start), metric.rows))
+        weights = np.stack([np.bincount(draw, minlength=metric.rows) for draw in draws])
+        scores.append(metric.score(weights.astype(float)))
+    resampled = np.concatenate(scores)
+    return Interval(mean, *_item_bounds(mean, resampled[~np.isnan(resampled)], metric.rows, metric.bounds))
+
+
 def crossed_interval(
     scores: Floats, resampled: Floats, *, items: int, bounds: tuple[float, float], key: Key = ()
 ) -> Interval:
@@ -149,7 +181,7 @@ def crossed_interval(
 
 def _item_bounds(mean: float, resampled: Floats, items: int, bounds: tuple[float, float]) -> tuple[float, float]:
     """The interval of the resampled scores (R,), which contains the mean and stays within the bounds."""
-    if np.ptp(resampled) == 0:  # all items alike: the rule of three bounds what N of them do not show
+    if not len(resampled) or np.ptp(resampled) == 0:  # all items alike: rule of three for what N do not show
         low, high = mean - 3 / items, mean + 3 / items
     else:
         low, high = (float(edge) for edge in np.quantile(resampled, TAILS))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import f1_score
+from sklearn.metrics import f1_score, matthews_corrcoef, roc_auc_score
 from torch.overrides import TorchFunctionMode
 
 import headstock
@@ -242,8 +242,12 @@ def test_metrics_are_those_of_the_predictions(folder, run):
     assert metrics["macro_f1"] == pytest.approx(f1_score(labels, predicted, average="macro"))
     probabilities = [row["probabilities"][label] for row, label in zip(predictions, labels, strict=True)]
     assert metrics["loss"] == pytest.approx(-np.log(probabilities).mean(), abs=1e-4)
-    low, high = metrics["intervals"]["accuracy"]
-    assert low < metrics["accuracy"] < high
+    is_long = [row["probabilities"]["long"] for row in predictions]
+    assert metrics["mcc"] == pytest.approx(matthews_corrcoef(labels, predicted))
+    assert metrics["auroc"] == pytest.approx(roc_auc_score([label == "long" for label in labels], is_long))
+    for name in ("accuracy", "mcc", "auroc"):
+        low, high = metrics["intervals"][name]
+        assert low < metrics[name] < high
     recorded = model.run.results()
     assert metrics == recorded["test"] | {"file": str(folder / "test.jsonl")}
     assert model.evaluate() == metrics  # without a file: the run's own test rows

@@ -65,7 +65,7 @@ def evaluate(
             log_skipped(metrics["file"], skipped)
         for line in labelled_metric_lines(metrics["file"], metrics):
             common.show(line)
-        printed = {"loss", "rows", "file", "majority", "majority_class", "skipped_rows", "intervals"}
+        printed = {"loss", "rows", "file", "majority", "majority_class", "skipped_rows"}
         printed |= set(score_names(metrics))
         for line in metric_lines({name: value for name, value in metrics.items() if name not in printed}):
             common.show(line)

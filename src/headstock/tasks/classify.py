@@ -20,6 +20,7 @@ from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.data.windowing import windows
 from headstock.errors import UserError
+from headstock.intervals import WeightedMetric
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.heads import ClassificationHead, pool, pooled_positions, pooled_width
@@ -32,6 +33,7 @@ from headstock.tasks.class_labels import (
     label_numbers,
     label_warnings,
 )
+from headstock.tasks.class_metrics import class_metrics
 from headstock.tasks.error_analysis import MAX_ATTRIBUTED, confusions, most_confident_errors
 from headstock.tasks.graph_spec import CLASSIFY, SIGMOID, SOFTMAX, TRUNCATION, GraphSpec
 from headstock.tasks.labelled import (
@@ -221,6 +223,9 @@ class Classify(LabelledTask):
         true_positives = 2.0 * (predicted & actual).sum(1)
         positives = (predicted.sum(1) + actual.sum(1)).astype(float)
         return {"accuracy": (correct.astype(float), np.ones(len(correct))), "micro_f1": (true_positives, positives)}
+
+    def weighted_metrics(self, data: EncodedRows, outputs: Sequence[np.ndarray]) -> Mapping[str, WeightedMetric]:
+        return class_metrics(data.labels, np.stack(outputs)) if len(outputs) else {}
 
     def extra_metrics(self, data: EncodedRows, outputs: Sequence[np.ndarray]) -> dict[str, float]:
         probabilities = np.stack(outputs)

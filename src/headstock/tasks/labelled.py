@@ -18,7 +18,7 @@ from headstock.data.labelled_texts import read_records
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import ConfigError, UserError
-from headstock.intervals import SufficientStatistics
+from headstock.intervals import SufficientStatistics, WeightedMetric
 from headstock.model.backbone import Backbone
 from headstock.model.batch import Batch, pad
 from headstock.model.layer_features import feature_width, select_layers
@@ -276,6 +276,10 @@ class LabelledTask(Task):
 
         A metric of `formulas` has SufficientStatistics instead.
         """
+
+    def weighted_metrics(self, data: Any, outputs: Sequence[np.ndarray]) -> Mapping[str, WeightedMetric]:
+        """Metrics that are no ratio of sums over rows, such as AUROC."""
+        return {}
 
     def extra_metrics(self, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
         """Metrics without an interval, such as the mean loss."""

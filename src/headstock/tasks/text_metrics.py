@@ -17,12 +17,15 @@ METRICS = {
     "macro_f1": "macro F1",
     "micro_f1": "micro F1",
     "f1": "F1",
+    "mcc": "Matthews correlation",
+    "auroc": "AUROC",
     "exact_match": "exact match",
     "bleu": "BLEU",
     "chrf": "chrF",
 }
 LOSSES = {"loss": "validation loss", "bits_per_byte": "bits per byte", "perplexity": "perplexity"}
 NOT_PERCENT = ("bleu", "chrf")  # scores from 0 to 100 that are no percentages
+SECONDARY = ("mcc", "auroc")  # left out of one-line summaries
 
 
 def metric_name(metric: str) -> str:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from headstock.intervals import SufficientStatistics, item_interval, macro_f1_item_interval
+from headstock.intervals import SufficientStatistics, item_interval, macro_f1_item_interval, weighted_interval
 from headstock.tasks.labelled import LabelledTask
-from headstock.tasks.text_metrics import NOT_PERCENT, metric_name
+from headstock.tasks.text_metrics import NOT_PERCENT, SECONDARY, metric_name
 
 # metrics of language models; others are printed under their own names
 LANGUAGE_MODEL_LABELS = {"loss": "valid loss", "perplexity": "valid ppl", "bits_per_byte": "bits per byte"}
@@ -31,6 +31,9 @@ def metrics_with_intervals(task: LabelledTask, data: Any, outputs: Sequence[np.n
     if (classes := task.true_and_predicted(data, outputs)) is not None:
         f1 = macro_f1_item_interval(*classes)
         metrics["macro_f1"], intervals["macro_f1"] = f1.mean, [f1.low, f1.high]
+    for name, weighted in task.weighted_metrics(data, outputs).items():
+        if (estimate := weighted_interval(weighted)) is not None:
+            metrics[name], intervals[name] = estimate.mean, [estimate.low, estimate.high]
     metrics |= task.extra_metrics(data, outputs)
     if "accuracy" in metrics and (truth := task.true_class_ids(data)) is not None and len(truth):
         number, metrics["majority"] = majority_class(truth.tolist())
@@ -60,8 +63,9 @@ def majority_warning(metrics: Mapping[str, Any]) -> str | None:
 
 
 def score_names(metrics: Mapping[str, Any]) -> list[str]:
-    """The scores among a labelled task's metrics: those with an interval, and macro F1."""
-    return [name for name in dict.fromkeys([*metrics["intervals"], "macro_f1"]) if name in metrics]
+    """The scores of a labelled task for one line: those with an interval, and macro F1, but not the secondary ones."""
+    names = dict.fromkeys([*metrics["intervals"], "macro_f1"])
+    return [name for name in names if name in metrics and name not in SECONDARY]
 
 
 def format_labelled_metrics(metrics: Mapping[str, Any]) -> str:

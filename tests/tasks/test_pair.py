@@ -13,7 +13,8 @@ from headstock.data.records import Records
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import UserError
 from headstock.model.model import Model
-from headstock.tasks.pair import Pair, PairConfig, truncate_pair
+from headstock.tasks.pair import Pair, PairConfig
+from headstock.tasks.pooled_text import truncate_pair
 from headstock.tasks.special_tokens import segment_ids
 from tests.model.small import small_backbone, stir
 

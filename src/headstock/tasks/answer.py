@@ -140,8 +140,7 @@ class Answer(LabelledTask):
     def read_file(cls, path: str | Path, *, config: Any, **options: Any) -> Records:
         return read_questions(path, **options)
 
-    @staticmethod
-    def is_row(row: Any) -> bool:
+    def is_row(self, row: Any) -> bool:
         return isinstance(row, Mapping) and all(isinstance(row.get(name), str) for name in ("question", "context"))
 
     def row_from_texts(self, texts: Sequence[str]) -> dict[str, str]:

@@ -96,8 +96,8 @@ class Task(ABC):
 
     # For planning, explanations and export
     plan: ClassVar[PlanDefaults | None] = None  # None: `plan` does not consider this task
-    texts_per_row: ClassVar[int] = 1  # texts that a row joins
-    row_description: ClassVar[str] = "one text"  # what these texts are
+    texts_per_row: int = 1  # texts that a row joins
+    row_description: str = "one text"  # what these texts are
     lens: ClassVar[Lens] = "token"  # what the logit lens reads at each layer
     huggingface_head: ClassVar[str | None] = None  # the suffix of the transformers class with the same head
 

@@ -14,8 +14,7 @@ import numpy as np
 
 from headstock.data.records import Records
 from headstock.errors import UserError, did_you_mean
-from headstock.model.heads import HeadActivation, Pooling
-from headstock.tasks.labelled import HeadConfig
+from headstock.tasks.labelled import PooledHeadConfig
 
 CLASS_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")  # a label such as -1, 10 or 4.5
 NUMERIC = re.compile(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d+)?")
@@ -29,17 +28,13 @@ MAX_PROBLEMS = 5  # in one error message
 
 
 @dataclass(frozen=True)
-class ClassConfig(HeadConfig):
+class ClassConfig(PooledHeadConfig):
     """Settings of a classification head."""
 
     classes: tuple[str, ...] = ()  # from the training labels unless given
     many_classes: bool = False  # accept labels that look like a regression target or the wrong column
-    pool: Pooling = "last"
     balance: bool = False  # weight classes by their inverse frequency
     class_weights: tuple[float, ...] = ()  # in the order of `classes`
-    closed: bool = False  # a separator ends the text, as in pretraining
-    dense: HeadActivation = "none"  # activation of an additional hidden layer; BERT's classifiers have tanh
-    head_bias: bool = True  # Hugging Face's classifiers of causal models have no bias
 
     def problems(self) -> list[tuple[str, str]]:
         problems = super().problems()

@@ -1,6 +1,6 @@
 """Text classification: pooled features and a linear layer.
 
-B sequences, N examples (one sequence each unless a long text is split), C classes, D width, L layers.
+N examples, C classes, D width.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,13 @@ from torch.nn import functional as F
 from headstock.data.labelled_texts import read_records
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
-from headstock.data.windowing import windows
 from headstock.errors import UserError
 from headstock.intervals import WeightedMetric
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE_INDEX, Batch
-from headstock.model.heads import ClassificationHead, pool, pooled_positions, pooled_width
+from headstock.model.heads import ClassificationHead, pool, pooled_width
 from headstock.model.model import Model
-from headstock.tasks.base import TASKS, Examples
+from headstock.tasks.base import TASKS
 from headstock.tasks.class_labels import (
     ClassConfig,
     check_class_labels,
@@ -36,18 +35,8 @@ from headstock.tasks.class_labels import (
 from headstock.tasks.class_metrics import class_metrics
 from headstock.tasks.error_analysis import MAX_ATTRIBUTED, confusions, most_confident_errors
 from headstock.tasks.graph_spec import CLASSIFY, SIGMOID, SOFTMAX, TRUNCATION, GraphSpec
-from headstock.tasks.labelled import (
-    Attribution,
-    CachedFeatures,
-    EncodedRows,
-    LabelledTask,
-    Nouns,
-    RowExamples,
-    RowMetrics,
-    pad_sequences,
-    row_locations,
-)
-from headstock.tasks.special_tokens import pad_with_special_tokens
+from headstock.tasks.labelled import Attribution, EncodedRows, Nouns, RowMetrics
+from headstock.tasks.pooled_text import PooledTextTask
 
 MIN_PROBABILITY = 1e-12  # in logarithms
 
@@ -63,12 +52,10 @@ class ClassifyConfig(ClassConfig):
 
 
 @TASKS.add("classify")
-class Classify(LabelledTask):
+class Classify(PooledTextTask):
     """Predicts one class, or with a separator any number of them."""
 
     Config: ClassVar[type] = ClassifyConfig
-    target = "label"
-    huggingface_head = "ForSequenceClassification"
     title = "classifier"
     nouns = Nouns("text", "text", "text", "wrongly classified texts")
     predicts_classes = True
@@ -85,17 +72,11 @@ class Classify(LabelledTask):
         options = {"dropout": config.dropout, "mixed": mixed, "dense": config.dense, "bias": config.head_bias}
         return {"label": ClassificationHead(pooled_width(width, config.pool), len(config.classes), **options)}
 
-    def head_passes(self, head: str, length: Any) -> Any:
-        return 1 / length
-
     # From records to batches
 
     @classmethod
     def read_file(cls, path: str | Path, *, config: Any, **options: Any) -> Records:
         return read_records(path, separator=config.separator, **options)
-
-    def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
-        return {"text": list(rows)}
 
     @classmethod
     def infer_settings(cls, config: Any, records: Records) -> Any:
@@ -110,73 +91,12 @@ class Classify(LabelledTask):
 
     def check(self, records: Records) -> None:
         if records.labels is not None:
-            label_numbers(records, self.config)
+            self.label_array(records)
 
-    def prepare(self, records: Records, *, labelled: bool = True) -> EncodedRows:
-        # the "lab" tokenizer expects texts that are already split into pieces
-        texts = records.texts if self.tokenizer.kind == "lab" else records.display_texts
-        return self.encoded(records, self.tokenizer.encode_batch(texts), labelled=labelled)
-
-    def encoded(self, records: Records, tokens: list[Any], *, labelled: bool) -> EncodedRows:
-        labels = label_numbers(records, self.config) if labelled and records.labels is not None else None
-        return EncodedRows(tokens, labels, row_locations(records))
-
-    def examples(self, data: Any, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
-        return PooledExamples(data) if isinstance(data, CachedFeatures) else self.row_examples(data, length)
-
-    def row_examples(self, data: EncodedRows, length: int) -> Examples:
-        return TextExamples(self, data, length)
-
-    def row_tokens(self, tokens: Sequence[int], length: int) -> int:
-        """The number of tokens that are read of a text, with special tokens."""
-        total = len(tokens) + len(self.special)
-        return total if self.config.long == "windows" else min(total, length)
-
-    def sequences(self, tokens: Sequence[int], length: int) -> list[list[int]]:
-        """A text as one sequence of at most `length` tokens, or as overlapping windows."""
-        capacity = self.special.capacity(length)
-        parts: list[Sequence[int]]
-        if len(tokens) <= capacity:
-            parts = [tokens]
-        elif self.config.long == "head":
-            parts = [tokens[:capacity]]
-        elif self.config.long == "tail":
-            parts = [tokens[-capacity:]]
-        elif self.config.long == "head+tail":
-            parts = [[*tokens[: capacity // 4], *tokens[capacity // 4 - capacity :]]]
-        else:
-            parts = [tokens[window.start : window.end] for window in windows(len(tokens), capacity)]
-        return [self.special.wrap(part) for part in parts]
-
-    def segment_ids(self, tokens: Tensor) -> Tensor | None:
-        """Segment ids of paired texts; None for single ones."""
-        return None
+    def label_array(self, records: Records) -> np.ndarray:
+        return label_numbers(records, self.config)
 
     # From batches to predictions
-
-    def pooled_features(self, model: Model, batch: Batch, *, inference: bool = False) -> Tensor:
-        """(N, D) pooled features, averaged over the windows of an example; (N, L + 1, D) for a layer mix.
-
-        In inference, only the positions that are pooled are computed in the last layer.
-        """
-        if batch.features is not None:
-            return batch.features
-        positions = pooled_positions(batch, self.config.pool) if inference and self.config.layers == "last" else None
-        if positions is None:
-            vectors = pool(self.token_features(model, batch), batch.padding, self.config.pool)
-        else:
-            vectors = model(batch, query_positions=positions).hidden.squeeze(1)
-        if batch.example_ids is None:
-            return vectors
-        # reading the count from the labels avoids a GPU synchronization
-        count = len(batch.labels["label"]) if "label" in batch.labels else int(batch.example_ids[-1]) + 1
-        sums = vectors.new_zeros(count, *vectors.shape[1:]).index_add(0, batch.example_ids, vectors)
-        window_counts = vectors.new_zeros(count).index_add(0, batch.example_ids, vectors.new_ones(len(vectors)))
-        return sums / window_counts.view(-1, *[1] * (vectors.dim() - 1))
-
-    def compute_features(self, model: Model, batch: Batch) -> list[list[Tensor]]:
-        """Only the pooled features."""
-        return [[vector[None]] for vector in self.pooled_features(model, batch, inference=True).float().cpu()]
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
         labels, logits = batch.labels["label"], self.class_scores(model, batch).float()  # (N,) or (N, C); (N, C)
@@ -334,39 +254,3 @@ def class_predictions(config: ClassConfig, outputs: Sequence[np.ndarray]) -> lis
         {"label": separator.join(names), "labels": names, "probabilities": row}
         for names, row in zip(label_lists, probabilities, strict=True)
     ]
-
-
-class TextExamples(RowExamples):
-    """Texts as sequences of tokens."""
-
-    def __init__(self, task: Classify, data: EncodedRows, length: int):
-        super().__init__(data)
-        self.task, self.length = task, length
-        self.lengths = np.array([task.row_tokens(tokens, length) for tokens in data.tokens])
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        task, special, example_ids = self.task, self.task.special, None
-        texts = [self.data.tokens[i] for i in indices]
-        if task.row_is_text and max(map(len, texts)) + len(special) <= self.length:  # every text fits into one sequence
-            tokens, padding = pad_with_special_tokens(texts, special.prefix, special.suffix, special.pad)
-        else:
-            sequences = [task.sequences(text, self.length) for text in texts]
-            tokens, padding, example_ids = pad_sequences(sequences, special.pad)
-        labels = label_tensor(self.data, indices)
-        return Batch(tokens, padding, segments=task.segment_ids(tokens), example_ids=example_ids, labels=labels)
-
-
-class PooledExamples(RowExamples):
-    """Pooled features of a frozen backbone, one vector per text."""
-
-    def __init__(self, cache: CachedFeatures):
-        super().__init__(cache.data)
-        self.vectors = torch.cat([vector for (vector,) in cache.features])
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        no_tokens = torch.zeros(len(indices), 1, dtype=torch.long)
-        return Batch(no_tokens, features=self.vectors[list(indices)], labels=label_tensor(self.data, indices))
-
-
-def label_tensor(data: EncodedRows, indices: Sequence[int]) -> dict[str, Tensor]:
-    return {} if data.labels is None else {"label": torch.from_numpy(data.labels[list(indices)])}

@@ -21,6 +21,7 @@ from headstock.errors import ConfigError, UserError
 from headstock.intervals import SufficientStatistics, WeightedMetric
 from headstock.model.backbone import Backbone
 from headstock.model.batch import Batch, pad
+from headstock.model.heads import HeadActivation, Pooling
 from headstock.model.layer_features import feature_width, select_layers
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples, Lens, Task
@@ -76,6 +77,16 @@ class HeadConfig:
         return [] if 0 <= self.dropout < 1 else [("dropout", f"must be from 0 to below 1, not {self.dropout}")]
 
 
+@dataclass(frozen=True)
+class PooledHeadConfig(HeadConfig):
+    """Settings of a head that reads one vector per row."""
+
+    pool: Pooling = "last"
+    closed: bool = False  # a separator ends the text, as in pretraining
+    dense: HeadActivation = "none"  # activation of an additional hidden layer; BERT's classifiers have tanh
+    head_bias: bool = True  # Hugging Face's classifiers of causal models have no bias
+
+
 @dataclass
 class EncodedRows:
     """Tokenized rows. Subclasses add one list per further column."""
@@ -123,7 +134,7 @@ class LabelledTask(Task):
     # Rows
     target: ClassVar[str]  # the column that is predicted
     input_column: ClassVar[str] = "text"  # the column that --column names
-    row_form: ClassVar[str] = "a text (str)"  # a row in Python, for messages
+    row_form: str = "a text (str)"  # a row in Python, for messages
 
     # Metrics and reports
     nouns: ClassVar[Nouns] = Nouns()
@@ -167,8 +178,7 @@ class LabelledTask(Task):
         """Whether a row is one text, so that files can be streamed."""
         return self.texts_per_row == 1 and self.input_column == "text"
 
-    @staticmethod
-    def is_row(row: Any) -> bool:
+    def is_row(self, row: Any) -> bool:
         """Whether a Python value has the form that `row_form` describes."""
         return isinstance(row, str)
 

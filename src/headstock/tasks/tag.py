@@ -99,8 +99,7 @@ class Tag(LabelledTask):
     def read_file(cls, path: str | Path, *, config: Any, **options: Any) -> Records:
         return read_tagged(path, **options)
 
-    @staticmethod
-    def is_row(row: Any) -> bool:
+    def is_row(self, row: Any) -> bool:
         return isinstance(row, str) or texts_in(row) is not None
 
     def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:

@@ -1,0 +1,186 @@
+"""The base of tasks whose head reads one vector per row: the pooled features of a text or of two texts.
+
+B sequences, N examples (one sequence each unless a long text is split), D width, L layers.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headstock.data.records import Records
+from headstock.data.windowing import windows
+from headstock.model.batch import Batch
+from headstock.model.heads import pool, pooled_positions
+from headstock.model.model import Model
+from headstock.tasks.base import Examples
+from headstock.tasks.labelled import (
+    CachedFeatures,
+    EncodedRows,
+    LabelledTask,
+    RowExamples,
+    pad_sequences,
+    row_locations,
+    texts_in,
+)
+from headstock.tasks.special_tokens import PAIR_SPECIAL_TOKENS, pad_with_special_tokens, segment_ids
+
+
+class PooledTextTask(LabelledTask):
+    """Reads one text, or two as [CLS] A [SEP] B [SEP], and pools its features to one vector.
+
+    A subclass says in `label_array` what its labels are, and adds a head, losses and metrics.
+    """
+
+    target = "label"
+    huggingface_head = "ForSequenceClassification"
+
+    def head_passes(self, head: str, length: Any) -> Any:
+        return 1 / length
+
+    def label_array(self, records: Records) -> np.ndarray:
+        """The labels of rows as the loss needs them, one entry each."""
+        raise NotImplementedError
+
+    # From records to batches
+
+    @property
+    def is_pair(self) -> bool:
+        return self.texts_per_row == 2
+
+    def is_row(self, row: Any) -> bool:
+        return len(texts_in(row) or ()) == 2 if self.is_pair else super().is_row(row)
+
+    def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
+        if not self.is_pair:
+            return {"text": list(rows)}
+        self.check_rows(rows)
+        return {"text": [first for first, _ in rows], "text_b": [second for _, second in rows]}
+
+    def prepare(self, records: Records, *, labelled: bool = True) -> EncodedRows:
+        encode, tokens = self.tokenizer.encode_batch, list[Any]()
+        if self.is_pair:
+            tokens += zip(*(encode(records.columns[column]) for column in ("text", "text_b")), strict=True)
+        else:  # the "lab" tokenizer expects texts that are already split into pieces
+            tokens += encode(records.texts if self.tokenizer.kind == "lab" else records.display_texts)
+        labels = self.label_array(records) if labelled and records.labels is not None else None
+        return EncodedRows(tokens, labels, row_locations(records))
+
+    def examples(self, data: Any, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
+        return PooledExamples(self, data) if isinstance(data, CachedFeatures) else self.row_examples(data, length)
+
+    def row_examples(self, data: EncodedRows, length: int) -> Examples:
+        return TextExamples(self, data, length)
+
+    def label_tensors(self, data: EncodedRows, indices: Sequence[int]) -> dict[str, Tensor]:
+        """The labels of a batch."""
+        return {} if data.labels is None else {"label": torch.from_numpy(data.labels[list(indices)])}
+
+    @property
+    def long(self) -> str:
+        """What is read of a long text; of a pair, the longer text is truncated first."""
+        return getattr(self.config, "long", "head")
+
+    def row_tokens(self, tokens: Sequence[Any], length: int) -> int:
+        """The number of tokens that are read of a row, with special tokens."""
+        if self.is_pair:
+            return min(sum(map(len, tokens)) + PAIR_SPECIAL_TOKENS, length)
+        total = len(tokens) + len(self.special)
+        return total if self.long == "windows" else min(total, length)
+
+    def sequences(self, tokens: Sequence[Any], length: int) -> list[list[int]]:
+        """A row as one sequence of at most `length` tokens, or a text as overlapping windows."""
+        if self.is_pair:
+            first, second = truncate_pair(*tokens, room=length - PAIR_SPECIAL_TOKENS)
+            return [[self.bos, *first, self.separator, *second, self.separator]]
+        capacity = self.special.capacity(length)
+        parts: list[Sequence[int]]
+        if len(tokens) <= capacity:
+            parts = [tokens]
+        elif self.long == "head":
+            parts = [tokens[:capacity]]
+        elif self.long == "tail":
+            parts = [tokens[-capacity:]]
+        elif self.long == "head+tail":
+            parts = [[*tokens[: capacity // 4], *tokens[capacity // 4 - capacity :]]]
+        else:
+            parts = [tokens[window.start : window.end] for window in windows(len(tokens), capacity)]
+        return [self.special.wrap(part) for part in parts]
+
+    def segment_ids(self, tokens: Tensor) -> Tensor | None:
+        """Segment ids of paired texts; None for single ones."""
+        return segment_ids(tokens, self.separator) if self.is_pair else None
+
+    # From batches to one vector per row
+
+    def pooled_features(self, model: Model, batch: Batch, *, inference: bool = False) -> Tensor:
+        """(N, D) pooled features, averaged over the windows of an example; (N, L + 1, D) for a layer mix.
+
+        In inference, only the positions that are pooled are computed in the last layer.
+        """
+        if batch.features is not None:
+            return batch.features
+        positions = pooled_positions(batch, self.config.pool) if inference and self.config.layers == "last" else None
+        if positions is None:
+            vectors = pool(self.token_features(model, batch), batch.padding, self.config.pool)
+        else:
+            vectors = model(batch, query_positions=positions).hidden.squeeze(1)
+        if batch.example_ids is None:
+            return vectors
+        # reading the count from the labels avoids a GPU synchronization
+        count = len(batch.labels["label"]) if "label" in batch.labels else int(batch.example_ids[-1]) + 1
+        sums = vectors.new_zeros(count, *vectors.shape[1:]).index_add(0, batch.example_ids, vectors)
+        window_counts = vectors.new_zeros(count).index_add(0, batch.example_ids, vectors.new_ones(len(vectors)))
+        return sums / window_counts.view(-1, *[1] * (vectors.dim() - 1))
+
+    def compute_features(self, model: Model, batch: Batch) -> list[list[Tensor]]:
+        """Only the pooled features."""
+        return [[vector[None]] for vector in self.pooled_features(model, batch, inference=True).float().cpu()]
+
+
+class TextExamples(RowExamples):
+    """Texts as sequences of tokens."""
+
+    def __init__(self, task: PooledTextTask, data: EncodedRows, length: int):
+        super().__init__(data)
+        self.task, self.length = task, length
+        self.lengths = np.array([task.row_tokens(tokens, length) for tokens in data.tokens])
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        task, special, example_ids = self.task, self.task.special, None
+        texts = [self.data.tokens[i] for i in indices]
+        if task.row_is_text and max(map(len, texts)) + len(special) <= self.length:  # every text fits into one sequence
+            tokens, padding = pad_with_special_tokens(texts, special.prefix, special.suffix, special.pad)
+        else:
+            sequences = [task.sequences(text, self.length) for text in texts]
+            tokens, padding, example_ids = pad_sequences(sequences, special.pad)
+        labels = task.label_tensors(self.data, indices)
+        return Batch(tokens, padding, segments=task.segment_ids(tokens), example_ids=example_ids, labels=labels)
+
+
+class PooledExamples(RowExamples):
+    """Pooled features of a frozen backbone, one vector per text."""
+
+    def __init__(self, task: PooledTextTask, cache: CachedFeatures):
+        super().__init__(cache.data)
+        self.task = task
+        self.vectors = torch.cat([vector for (vector,) in cache.features])
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        no_tokens = torch.zeros(len(indices), 1, dtype=torch.long)
+        labels = self.task.label_tensors(self.data, indices)
+        return Batch(no_tokens, features=self.vectors[list(indices)], labels=labels)
+
+
+def truncate_pair(first: Sequence[int], second: Sequence[int], *, room: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Both texts, the longer one truncated until they fit."""
+    if len(first) + len(second) <= room:
+        return first, second
+    half = room // 2
+    if len(first) <= half:
+        return first, second[: room - len(first)]
+    if len(second) <= half:
+        return first[: room - len(second)], second
+    return first[: room - half], second[:half]

@@ -27,6 +27,14 @@ from headstock.inference.inputs import (
     resolve_columns,
 )
 from headstock.inference.score import LikelihoodKind, TextScore, score_minimal_pairs, token_log_probabilities
+from headstock.inference.search import (
+    Hit,
+    IndexKind,
+    SearchIndex,
+    SearchSettings,
+    open_documents,
+    open_index,
+)
 from headstock.inference.translate import Alignment, align_translation, prepare_texts, translate_texts
 from headstock.kernels.int8 import quantize_int8
 from headstock.model.layer_features import check_layers, feature_width
@@ -198,6 +206,27 @@ class Pipeline:
         chunks = growing_chunks(iter_texts(texts), max_size=MAX_CHUNK if pool != "none" else FIRST_CHUNK)
         for rows in prefetch_map(self.tokenizer.encode_batch, chunks, threads=tokenizer_threads(self.model.device)):
             yield from self.check_finite(embed(self.model, rows, **options))
+
+    def search(
+        self,
+        queries: str | Iterable[str],
+        corpus: str | Path | Iterable[Any],
+        *,
+        top: int = 5,
+        index: IndexKind = "exact",
+        **options: Any,
+    ) -> list[list[Hit]]:
+        """The `top` documents of a corpus whose embeddings are the most similar to each query's, the best first.
+
+        The corpus is a file, folder or glob, a list of `Path`s, or an iterable of texts; see `search_index`.
+        """
+        return self.search_index(corpus, **options).search(queries, top=top, kind=index)
+
+    def search_index(
+        self, corpus: str | Path | Iterable[Any], *, documents: str = "auto", column: str = "text", **settings: Any
+    ) -> SearchIndex:
+        """The embeddings of a corpus, computed once and kept in the cache; settings are those of `SearchSettings`."""
+        return open_index(self, open_documents(corpus, documents=documents, column=column), SearchSettings(**settings))
 
     # Labelled tasks
 

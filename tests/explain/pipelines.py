@@ -24,7 +24,7 @@ def make_pipeline(
 ) -> Pipeline:
     """A pipeline of a tiny model; settings that start with `task_` are those of the task."""
     own = {key.removeprefix("task_"): value for key, value in settings.items() if key.startswith("task_")}
-    sizes = RECURRENT_SIZES if family in ("recurrent", "elmo") else SIZES
+    sizes = RECURRENT_SIZES if family in ("recurrent", "elmo", "ngram") else SIZES
     model = {"family": family, "vocabulary": tokenizer.vocabulary, **sizes}
     if family == "transformer":
         model["causal"] = task not in ("masked", "hybrid")

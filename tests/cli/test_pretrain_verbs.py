@@ -119,3 +119,25 @@ def test_a_checkpoint_can_be_used_as_a_run(pretrained, call, tmp_path):
         file.seek(-1, 2)
         file.write(b"\0" if file.read(1) else b"\1")
     assert "damaged" in call("generate", broken / "checkpoints" / late.name, "Anne", code=2)[1]
+    (broken / "checkpoints" / early.name / "manifest.json").unlink()
+    for path, problem in (
+        (broken / "checkpoints" / early.name, f"is incomplete: it has no manifest.json ({broken} has {late.name})"),
+        (broken / "checkpoints" / "step-99999", f"no such checkpoint ({broken} has {late.name})"),
+        (broken / "checkpoints", f"name one of them: {late.name}"),
+    ):
+        _, error = call("generate", path, "Anne", code=2)
+        assert problem in error and len(error.splitlines()) == 1
+
+
+def test_a_checkpoint_is_found_from_inside_and_named_in_messages_and_cards(pretrained, call, tmp_path, monkeypatch):
+    folder = max((pretrained[0] / "checkpoints").iterdir(), key=lambda path: int(path.name.removeprefix("step-")))
+    step = folder.name.removeprefix("step-")
+    monkeypatch.chdir(folder)
+    expected = call("score", folder, "Anne sees Paris.")[0]
+    assert call("score", ".", "Anne sees Paris.")[0] == expected
+    monkeypatch.chdir(folder.parent)
+    out, error = call("score", folder.name, "Anne sees Paris.")
+    assert out == expected and f"the weights of step {step}" in error
+    call("export", folder, tmp_path / "hf")
+    assert f"# {pretrained[0].name}, step {step}" in (tmp_path / "hf" / "README.md").read_text()
+    assert f"step {step}" not in (pretrained[0] / "README.md").read_text()

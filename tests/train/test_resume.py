@@ -105,6 +105,14 @@ def damage_checkpoint(path):
     file.write_bytes(data)
 
 
+@pytest.mark.parametrize(("every", "kept"), [(None, [4, 5]), (2, [2, 4, 5]), (1, [1, 2, 3, 4, 5]), (3, [3, 4, 5])])
+def test_checkpoints_of_every_kth_step_are_kept(tmp_path, every, kept):
+    for step in range(1, 6):
+        checkpoint.Checkpoint({"w": torch.ones(2)}, {}, {}, {"step": step}).write(tmp_path / f"step-{step}")
+        checkpoint.prune(tmp_path, written=step, keep=2, best=None, keep_every=every)
+    assert sorted(map(checkpoint.step_of, tmp_path.iterdir())) == kept
+
+
 @pytest.mark.parametrize("keep", [1, 2])
 def test_damaged_checkpoints_do_not_count_among_those_kept(tmp_path, keep):
     def save(step):

@@ -1,5 +1,6 @@
 """`headstock.load`: a finished run, ready to generate, fill, score, embed, predict, translate and evaluate."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -52,6 +53,8 @@ from headstock.train.prefetch import FIRST_CHUNK, MAX_CHUNK, growing_chunks, pre
 from headstock.train.run_folder import RunFolder, check_tokenizers, open_run
 from headstock.train.settings import RunConfig, make_config
 
+logger = logging.getLogger(__name__)
+
 
 def load(run: str | Path, *, device: str = "auto", int8: bool = False) -> "Pipeline":
     """Load a finished run for inference.
@@ -62,6 +65,8 @@ def load(run: str | Path, *, device: str = "auto", int8: bool = False) -> "Pipel
     config, tokenizer = make_config(folder.config()), folder.tokenizer()
     check_tokenizers(folder, tokenizer)
     target = choose_device(device)
+    if folder.step is not None:
+        logger.info("%s: the weights of step %d", folder, folder.step)
     models = []
     task = build_task(config, tokenizer)
     for member in folder.model_runs():

@@ -154,7 +154,8 @@ class DiskCheckpointer(Checkpointer):
             folder = self.run.checkpoints
             try:
                 self.capture(state).write(folder / f"step-{state.step}")
-                prune(folder, written=state.step, keep=self.settings.keep, best=state.best_step)
+                keep, every = self.settings.keep, self.settings.keep_every
+                prune(folder, written=state.step, keep=keep, best=state.best_step, keep_every=every)
             except OSError as error:
                 newest = self.newest()
                 last = f"the last good one is {newest}" if newest else "there is none before it"
@@ -224,9 +225,10 @@ def newest_valid(folder: Path) -> Path | None:
     return None
 
 
-def prune(folder: Path, *, written: int, keep: int, best: int | None) -> None:
+def prune(folder: Path, *, written: int, keep: int, best: int | None, keep_every: int | None = None) -> None:
     """Remove checkpoints older than the one just `written`, except the newest `keep` undamaged ones and the best.
 
+    Those of steps that are multiples of `keep_every` stay, too.
     The one just written counts as the first of them. Checkpoints of later steps are damaged ones that a resume
     skipped; the run replaces them when it reaches their steps.
     """
@@ -237,7 +239,7 @@ def prune(folder: Path, *, written: int, keep: int, best: int | None) -> None:
             continue
         if undamaged < keep and find_damage(path) is None:
             undamaged += 1
-        elif step_of(path) != best:
+        elif step_of(path) != best and (keep_every is None or step_of(path) % keep_every):
             remove_folder(path)
 
 

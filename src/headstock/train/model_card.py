@@ -83,8 +83,10 @@ def render_card(run: RunFolder) -> str:
         "Use it here": usage_section(facts),
         "Use it elsewhere": export_section(facts),
     }
+    if run.step is not None:
+        title += f" These are the weights of step {run.step:,}; the results below are those of the finished run."
     body = "\n\n".join(f"## {heading}\n\n{text}" for heading, text in sections.items())
-    return f"# {escape_markdown(run.path.name)}\n\n{title}\n\n{body}\n"
+    return f"# {escape_markdown(run.title)}\n\n{title}\n\n{body}\n"
 
 
 # Data, training, results and limits of each kind of run

@@ -1,6 +1,7 @@
 """The run folder: its files, their integrity, and opening runs by path or name."""
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,8 @@ from headstock.train.tensors import MANIFEST, check_finite, find_damage, read_sh
 
 SECTIONS = {"model", "task", "data", "train"}  # of every run's config.json
 FILES = ("config", "data", "tokenizer", "source_tokenizer", "results", "manifest")
-CHECKPOINTS: FolderLayout = {"step-*": {"*.safetensors": None, "progress.json": None, "manifest.json": None}}
+STEP = "step-"  # followed by the number of the step: the folder of a checkpoint
+CHECKPOINTS: FolderLayout = {f"{STEP}*": {"*.safetensors": None, "progress.json": None, "manifest.json": None}}
 # everything that a run folder may contain: a folder with anything else in it is not replaced
 LAYOUT: dict[str, FolderLayout | None] = {f"{name}.json": None for name in FILES}
 LAYOUT |= {"model.safetensors": None, "metrics.jsonl": None, "predictions.jsonl": None, "adapt.txt": None}
@@ -46,8 +48,23 @@ class RunFolder:
         return self.path.name if self.path.parent == BUNDLED_RUNS else str(self.path)
 
     @property
+    def title(self) -> str:
+        """What model cards call it."""
+        return self.path.name
+
+    @property
+    def step(self) -> int | None:
+        """The training step of a checkpoint that is used as a run; None for a run itself."""
+        return None
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    def whole_checkpoints(self) -> list[str]:
+        """The names of the checkpoints that were written to the end, the earliest first."""
+        names = [path.parent.name for path in self.checkpoints.glob(f"{STEP}*/{MANIFEST}")]
+        return sorted((name for name in names if is_step(name)), key=lambda name: int(name.removeprefix(STEP)))
 
     @property
     def metrics(self) -> Path:
@@ -277,12 +294,29 @@ def metrics_row(line: bytes) -> dict[str, Any] | None:
 class CheckpointRunFolder(RunFolder):
     """A checkpoint used as a run: its weights, and everything else from the run it belongs to."""
 
+    @classmethod
+    def at(cls, path: Path) -> "CheckpointRunFolder":
+        """The checkpoint at a path, which may be relative to its run or to the checkpoint itself."""
+        return cls(path if path.parent.name == "checkpoints" else Path(os.path.abspath(path)))
+
     @property
     def run(self) -> RunFolder:
         return RunFolder(self.path.parent.parent)
 
+    @property
+    def title(self) -> str:
+        return f"{self.run.title}, step {self.step}"
+
+    @property
+    def step(self) -> int:
+        return int(self.path.name.removeprefix(STEP))
+
+    def is_named(self) -> bool:
+        """Whether the path is that of a checkpoint of some run, whole or not."""
+        return self.path.parent.name == "checkpoints" and is_step(self.path.name) and self.run.exists()
+
     def exists(self) -> bool:
-        return self.path.parent == self.run.checkpoints and (self.path / MANIFEST).is_file() and self.run.exists()
+        return self.is_named() and (self.path / MANIFEST).is_file()
 
     def read(self, name: str) -> dict[str, Any]:
         return self.run.read(name)
@@ -322,6 +356,11 @@ class CheckpointRunFolder(RunFolder):
             raise UserError(f"{self}: is damaged ({damage}); use another checkpoint or the run itself")
 
 
+def is_step(name: str) -> bool:
+    """Whether a folder is named like a checkpoint."""
+    return name.startswith(STEP) and name.removeprefix(STEP).isdecimal()
+
+
 def source_run(run: RunFolder) -> RunFolder | None:
     """The pretrained run at the start of a chain of fine-tuned runs; None if a link is missing or circular."""
     visited: set[Path] = set()
@@ -359,10 +398,16 @@ def open_run(path: str | Path) -> RunFolder:
     """Open a run folder, a checkpoint, or a bundled run by its name; the error suggests similar names."""
     if not str(path):
         raise UserError("no run is named")
-    run = RunFolder(Path(path))
-    for candidate in (run, CheckpointRunFolder(Path(path)), RunFolder(BUNDLED_RUNS / str(path))):
+    run, checkpoint = RunFolder(Path(path)), CheckpointRunFolder.at(Path(path))
+    for candidate in (run, checkpoint, RunFolder(BUNDLED_RUNS / str(path))):
         if candidate.exists():
             return candidate
+    if checkpoint.is_named():
+        problem = f"is incomplete: it has no {MANIFEST}" if run.path.exists() else "no such checkpoint"
+        whole = ", ".join(checkpoint.run.whole_checkpoints()) or "no whole one"
+        raise UserError(f"{path}: {problem} ({checkpoint.run} has {whole})")
+    if names := RunFolder(run.path.parent).whole_checkpoints() if run.path.name == "checkpoints" else []:
+        raise UserError(f"{path}: holds the checkpoints of a run; name one of them: {', '.join(names)}")
     if run.path.exists():
         raise UserError(f"{path}: is not a run folder: it has no config.json")
     parent = run.path.parent

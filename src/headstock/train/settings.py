@@ -122,6 +122,7 @@ class TrainSettings:
     valid_tokens: int | None = None
     checkpoint_every: int | None = None  # steps; with every validation unless given
     keep: int = 2  # newest checkpoints to keep, beside the best
+    keep_every: int | None = config.added(None)  # also keep the checkpoints of every multiple of this step; 1: all
     weights: Literal["best", "last"] = "best"  # the run's final weights
     log_every: int | None = None  # steps; a fiftieth of the run unless given
     tensorboard: bool = True
@@ -132,7 +133,7 @@ class TrainSettings:
             self,
             {
                 ABOVE_0: "steps epochs minutes batch batch_tokens micro_batch length unfreeze patience lr layer_decay "
-                "vocabulary_multiple validate_every valid_tokens checkpoint_every keep log_every",
+                "vocabulary_multiple validate_every valid_tokens checkpoint_every keep keep_every log_every",
                 NOT_NEGATIVE: "weight_decay clip seed",
                 FROM_0_TO_1: "warmup cooldown lr_floor label_smoothing layer_decay",
                 BELOW_1: "beta1 beta2 momentum ema",

@@ -143,7 +143,7 @@ def auto_class(head: str) -> str:
 
 
 def export_card(run: RunFolder, spec: ExportSpec, notes: list[str]) -> str:
-    name, auto = escape_markdown(run.path.name), auto_class(spec.head)
+    name, auto = escape_markdown(run.title), auto_class(spec.head)
     lines = ["---", "library_name: transformers"]
     lines += [f"pipeline_tag: {spec.pipeline}"] if spec.pipeline else []
     lines += ["tags:", "- headstock", f"- {spec.model_type}", "---", "", f"# {name}", ""]

@@ -90,6 +90,35 @@ def test_score_says_what_kind_of_score_it_is(runs, result, refused):
     assert "pseudo" in refused("score", runs / "causal", "Anne", "--pseudo")
 
 
+@pytest.mark.parametrize("objective", ["causal", "masked"])
+def test_schemas_are_scored_with_shares_that_sum_to_one(runs, result, call, refused, objective):
+    run, line = runs / objective, "Anne sees Ben because [she] likes Paris. | *Anne | Ben"
+    output = result("score", run, "--schema", line, "--schema", line.replace("*Anne | Ben", "Anne | *Ben"))
+    first, second = output["schemas"]
+    assert first["candidates"] == second["candidates"] and output["metrics"]["accuracy"] == 0.5
+    assert sum(row["share"] for row in first["candidates"]) == pytest.approx(1)
+    scores = result("score", run, *(row["text"] for row in first["candidates"]))["scores"]
+    assert [row["log_likelihood"] for row in first["candidates"]] == pytest.approx(
+        [row["log_likelihood"] for row in scores], abs=1e-4
+    )
+    assert "correct" in call("score", run, "--schema", line)[0]
+    assert "not both" in refused("score", run, "Anne", "--schema", line)
+    assert "no such file" in refused("score", run, "--schemas", "missing.txt")
+
+
+def test_among_can_be_compared_per_token(runs, result, refused):
+    words = ("fill", runs / "masked", "Anne likes [MASK].", "--among", "home,the sea and Paris")
+    (sums,), (means,) = (result(*words, *more)["fills"] for more in ((), ("--normalize",)))
+    scores = {fill["token"]: fill["log_probability"] / fill["pieces"] for fill in means}
+    assert np.log(means[0]["share"] / means[1]["share"]) == pytest.approx(
+        scores[means[0]["token"]] - scores[means[1]["token"]], abs=1e-6
+    )
+    long = "the sea and Paris"
+    share = [{fill["token"]: fill["share"] for fill in fills}[long] for fills in (sums, means)]
+    assert share[0] < share[1]  # a sum of many log-probabilities is low
+    assert "--normalize is only for --among" in refused("fill", runs / "masked", "A [MASK].", "--normalize")
+
+
 def test_embed_writes_vectors(runs, result, call, tmp_path):
     texts = ["Anne sees Paris.", "le café", "Ben likes the sea. " * 20]
     vectors = result("embed", runs / "masked", *texts)["vectors"]
@@ -134,7 +163,11 @@ def test_evaluate_measures_minimal_pairs(runs, result, call, refused, tmp_path):
         assert {"accuracy", "intervals", "rows", "by"} <= metrics.keys()
         assert metrics["rows"] == 12
         assert {name: group["rows"] for name, group in metrics["by"]["UID"].items()} == {"order_0": 6, "order_1": 6}
-    assert result("evaluate", runs / "causal", file, "--minimal-pairs", "--rows", 5)["metrics"]["rows"] == 5
+    out = tmp_path / "scores.jsonl"
+    metrics = result("evaluate", runs / "causal", file, "--minimal-pairs", "--rows", 5, "--out", out)["metrics"]
+    scores = [json.loads(line) for line in out.read_text().splitlines()]
+    assert metrics["rows"] == len(scores) == 5
+    assert metrics["accuracy"] == np.mean([row["log_likelihood_good"] > row["log_likelihood_bad"] for row in scores])
     out, err = call("evaluate", runs / "hybrid", "--minimal-pairs", file, "--pseudo")
     assert "by UID, worst first:" in out
     assert "95%" in out

@@ -7,7 +7,8 @@ import tarfile
 
 import pytest
 
-from headstock.data.minimal_pairs import MinimalPair, read_minimal_pairs, substitute
+from headstock.data.minimal_pairs import MinimalPair, read_minimal_pairs
+from headstock.data.winograd import substitute
 from headstock.errors import UserError
 
 

@@ -91,17 +91,21 @@ def fill(
     top: Annotated[int, "Candidates per mask."] = 5,
     pieces: Annotated[int, "Maximum number of tokens in a word."] = 3,
     among: Annotated[str | None, "Rank only these words: good,bad."] = None,
+    normalize: Annotated[bool, "With --among: compare words by their log-probability per token."] = False,
 ) -> dict[str, Any]:
     """Fill in each [MASK] with the most likely words.
 
     With --among, a candidate's share is its probability normalised over the candidates. A candidate of several tokens
-    is scored by the product of their probabilities, with one mask per token.
+    is scored by the product of their probabilities, with one mask per token, which favours short ones; --normalize
+    compares the mean log-probability per token instead.
     """
+    if normalize and among is None:
+        raise UserError("--normalize is only for --among")
     words = [word.strip() for word in (among or "").split(",") if word.strip()]
     if among is not None and not words:
         raise UserError("--among: no word; give some, such as --among good,bad")
     texts = read_texts(text, file, columns.text())
-    rows = load(run, device=common.device).fill(texts, top=top, pieces=pieces, among=words)
+    rows = load(run, device=common.device).fill(texts, top=top, pieces=pieces, among=words, normalize=normalize)
     for row in rows:
         common.show(row.filled)
         for number, candidates in enumerate(row.fills, 1):
@@ -127,8 +131,23 @@ def score(
     file: TextFile = None,
     tokens: Annotated[bool, "Also show the score of each token."] = False,
     pseudo: Annotated[bool, "Score each token given all others, not only those to its left."] = False,
+    schema: Annotated[list[str] | None, 'A Winograd schema: "text with [pronoun] | A | B"; repeatable.'] = None,
+    schemas: Annotated[Path | None, "Schemas from a file: one per line, or the .xml of the challenge."] = None,
+    normalize: Annotated[bool, "Schemas: mean per token instead of the sum."] = False,
 ) -> dict[str, Any]:
-    """Score how likely texts are: their (pseudo-)log-likelihood."""
+    """Score how likely texts are: their (pseudo-)log-likelihood.
+
+    With --schema, each candidate replaces the pronoun; the full score is that of the whole text, the partial one that
+    of what follows the candidate. * marks the correct candidate.
+
+    Example: headstock score runs/gpt --schema "The cup fell off the table because [it] was wet. | the cup | *the table"
+    """
+    if schema or schemas is not None:
+        if text or file:
+            raise UserError("give texts or schemas, not both")
+        return score_schemas(common, run, schema or [], schemas, pseudo=pseudo, normalize=normalize)
+    if normalize:
+        raise UserError("--normalize is only for --schema and --schemas")
     pipeline = load(run, device=common.device)
     kind = pipeline.likelihood_kind(pseudo or None)
     scores = pipeline.score(read_texts(text, file, columns.text()), pseudo=pseudo or None)
@@ -154,6 +173,36 @@ def score(
             for row in scores
         ],
     }
+
+
+def score_schemas(
+    common: Common, run: Path, lines: list[str], file: Path | None, *, pseudo: bool, normalize: bool
+) -> dict[str, Any]:
+    """The candidates of each schema, and the accuracy where the correct ones are known."""
+    from headstock.data.winograd import parse_schema, read_schemas
+    from headstock.inference.schemas import schema_metrics
+
+    schemas = [*map(parse_schema, lines), *(read_schemas(file) if file is not None else [])]
+    pipeline = load(run, device=common.device)
+    kind = pipeline.likelihood_kind(pseudo or None)
+    scores = pipeline.score_schemas(schemas, pseudo=pseudo or None, normalize=normalize)
+    logger.info("%s%s of the text, and of what follows the candidate", "mean " if normalize else "", kind)
+    for score in scores:
+        common.show(score.schema.text)
+        width = max(map(len, score.schema.candidates))
+        common.show(f"  {'':{width}s}       full   share    partial   share")
+        for number, row in enumerate(score.candidates):
+            full = f"{row.log_likelihood:10.3f}  {row.share:6.1%}"
+            partial = f"{row.partial_log_likelihood:10.3f}  {row.partial_share:6.1%}"
+            mark = "  correct" if number == score.schema.correct else ""
+            common.show(f"  {row.candidate:{width}s} {full} {partial}{mark}")
+    metrics = schema_metrics(scores)
+    for name in ("accuracy", "partial_accuracy"):
+        if metrics["rows"] > 1:  # one schema has no accuracy worth an interval
+            low, high = metrics["intervals"][name]
+            label, rows = name.replace("_", " "), f"{metrics['rows']:,} schemas, chance {metrics['chance']:.1%}"
+            common.show(f"{label:16s} {metrics[name]:.1%} (95%: {low:.1%} to {high:.1%}; {rows})")
+    return {"kind": kind, "schemas": [score.to_dict() for score in scores], "metrics": metrics}
 
 
 def embedding_files(options: dict[str, Any]) -> list[Path]:

@@ -21,7 +21,7 @@ EXCERPT_CHARACTERS = 60  # shown on each side of an answer
 SORTED_TEXTS = 512  # texts that are sorted by length and translated together
 
 
-@command("Compare and measure")
+@command("Compare and measure", writes=lambda options: [options["out"]])
 def evaluate(
     common: Common,
     run: RunPath,
@@ -34,17 +34,22 @@ def evaluate(
     minimal_pairs: Annotated[bool, "The files are minimal pairs (BLiMP, Winograd)."] = False,
     rows: Annotated[int | None, "Minimal pairs: at most this many per file."] = None,
     pseudo: Annotated[bool, "Minimal pairs: score each token given all others."] = False,
+    out: Annotated[Path | None, "Minimal pairs: write each pair and its scores to this .jsonl file."] = None,
     int8: Int8 = False,
 ) -> dict[str, Any]:
     """Measure a run on text, labelled rows or minimal pairs.
 
     Reports perplexity on text, the task's metrics on labelled rows, and accuracy on minimal pairs.
     """
+    from headstock.inference.output_files import open_prediction_file
     from headstock.tasks.labelled import is_labelled
     from headstock.train.metrics import labelled_metric_lines, score_names
 
-    if not minimal_pairs and (rows is not None or pseudo):
-        raise UserError(f"{'--pseudo' if pseudo else '--rows'} is only for --minimal-pairs")
+    for option, present in (("--pseudo", pseudo), ("--rows", rows is not None), ("--out", out is not None)):
+        if present and not minimal_pairs:
+            raise UserError(f"{option} is only for --minimal-pairs")
+    if out is not None and out.suffix != ".jsonl":
+        raise UserError(f"--out {out}: must end in .jsonl")
     pipeline = load(run, device=common.device, int8=int8)
     labelled = is_labelled(pipeline.task)
     data_kind = "minimal pairs" if minimal_pairs else "labelled rows" if labelled else "text"
@@ -57,7 +62,10 @@ def evaluate(
         if value and data_kind not in kinds:
             raise UserError(f"{option} is for {' and '.join(kinds)}; here {run} is measured on {data_kind}")
     if minimal_pairs:
-        metrics = pipeline.minimal_pairs(file or (), rows=rows, pseudo=pseudo or None, progress=log_tenths())
+        with ExitStack() as stack:
+            write = stack.enter_context(open_prediction_file(out)) if out else None
+            options: dict[str, Any] = {"rows": rows, "pseudo": pseudo or None, "progress": log_tenths()}
+            metrics = pipeline.minimal_pairs(file or (), write=write, **options)
     elif is_labelled(pipeline.task):
         names = columns.names(main=pipeline.task.input_column)
         metrics = pipeline.evaluate(file or (), columns=names, skip_blank=skip_blank)

@@ -56,7 +56,9 @@ class MaskFiller:
         self.model, self.tokenizer, self.spelling = model, tokenizer, SurfaceForms(tokenizer)
         self.special, self.room, self.shift = special, special.capacity(length), shift
 
-    def fill(self, text: str, *, top: int, pieces: int, among: Sequence[str] = ()) -> FilledText:
+    def fill(
+        self, text: str, *, top: int, pieces: int, among: Sequence[str] = (), normalize: bool = False
+    ) -> FilledText:
         """The likeliest words for each mask; the other masks stay masked."""
         limit = MAX_SCORES // self.tokenizer.vocabulary // 2
         if top > limit and pieces > 1 and not among:
@@ -67,7 +69,8 @@ class MaskFiller:
         fills = []
         for gap in gaps:
             if among:
-                fills.append(normalize_candidates(rank_candidates(self.score_words(ids, gap, among))))
+                words = self.score_words(ids, gap, among)
+                fills.append(normalize_candidates(rank_candidates(words), per_token=normalize))
             else:
                 words = [
                     word
@@ -156,8 +159,12 @@ def rank_candidates(words: Sequence[tuple[str, WordPrefix]]) -> list[FillCandida
     return list(candidates.values())
 
 
-def normalize_candidates(fills: Sequence[FillCandidate]) -> list[FillCandidate]:
-    """The candidates with shares: a softmax of their log-probabilities, since the probabilities may underflow."""
-    highest = max(fill.log_probability for fill in fills)
-    weights = [math.exp(fill.log_probability - highest) for fill in fills]
-    return [replace(fill, share=weight / sum(weights)) for fill, weight in zip(fills, weights, strict=True)]
+def normalize_candidates(fills: Sequence[FillCandidate], *, per_token: bool = False) -> list[FillCandidate]:
+    """The candidates with shares, the largest first: a softmax, since the probabilities may underflow.
+
+    It is that of the log-probabilities or, with `per_token`, of their means over the tokens of each candidate.
+    """
+    scores = [fill.log_probability / (fill.pieces if per_token else 1) for fill in fills]
+    weights = [math.exp(score - max(scores)) for score in scores]
+    shared = [replace(fill, share=weight / sum(weights)) for fill, weight in zip(fills, weights, strict=True)]
+    return sorted(shared, key=lambda fill: -(fill.share or 0.0))

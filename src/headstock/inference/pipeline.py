@@ -10,6 +10,7 @@ import numpy as np
 from headstock.data.minimal_pairs import read_minimal_pairs
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
+from headstock.data.winograd import Schema
 from headstock.decoding.batching import tokenizer_threads
 from headstock.decoding.beam_search import check_beams
 from headstock.decoding.fill_mask import FilledText, MaskFiller
@@ -27,6 +28,7 @@ from headstock.inference.inputs import (
     read_numbered_rows,
     resolve_columns,
 )
+from headstock.inference.schemas import SchemaScore, score_schemas
 from headstock.inference.score import LikelihoodKind, TextScore, score_minimal_pairs, token_log_probabilities
 from headstock.inference.search import (
     Hit,
@@ -174,15 +176,25 @@ class Pipeline:
         )
 
     def fill(
-        self, texts: str | Sequence[str], *, top: int = 5, pieces: int = 3, among: Sequence[str] = ()
+        self,
+        texts: str | Sequence[str],
+        *,
+        top: int = 5,
+        pieces: int = 3,
+        among: Sequence[str] = (),
+        normalize: bool = False,
     ) -> list[FilledText]:
-        """Candidates for every [MASK]: the `top` likeliest words of up to `pieces` tokens, or the words in `among`."""
+        """Candidates for every [MASK]: the `top` likeliest words of up to `pieces` tokens, or the words in `among`.
+
+        With `normalize`, the words in `among` are compared by their mean log-probability per token.
+        """
         self.require("fills_masks", "fill masks")
         if top < 1 or pieces < 1:
             raise UserError(f"top and pieces must be 1 or more, not {top} and {pieces}")
         special, length = special_tokens_for(self.task, self.tokenizer), self.length
         filler = MaskFiller(self.model, self.tokenizer, special=special, length=length, shift=self.task.mask_shift)
-        return [filler.fill(text, top=top, pieces=pieces, among=among) for text in list_texts(texts)]
+        options: dict[str, Any] = {"top": top, "pieces": pieces, "among": among, "normalize": normalize}
+        return [filler.fill(text, **options) for text in list_texts(texts)]
 
     def embed(
         self, texts: str | Sequence[str], *, layers: str = "last", pool: str | None = None
@@ -395,16 +407,33 @@ class Pipeline:
         rows: int | None = None,
         pseudo: bool | None = None,
         progress: Callable[[float], None] | None = None,
+        write: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
-        """The accuracy on minimal pairs: how often the good text is likelier than the bad one."""
+        """The accuracy on minimal pairs: how often the good text is likelier than the bad one.
+
+        `write` is called with each pair and its two log-likelihoods.
+        """
         kind = self.likelihood_kind(pseudo)
         metrics = score_minimal_pairs(
             read_minimal_pairs(files, rows=rows),
             self.tokenizer.encode_batch,
             self.tokenizer.offsets,
             lambda texts: self.token_log_probabilities(texts, pseudo=pseudo, progress=progress),
+            write=write,
         )
         return metrics | {"kind": kind}
+
+    def score_schemas(
+        self, schemas: Sequence[Schema], *, pseudo: bool | None = None, normalize: bool = False
+    ) -> list[SchemaScore]:
+        """Winograd schemas with each candidate in place of the pronoun; `normalize` takes means per token."""
+        return score_schemas(
+            schemas,
+            self.tokenizer.encode_batch,
+            self.tokenizer.offsets,
+            lambda texts: self.check_finite(self.token_log_probabilities(texts, pseudo=pseudo)),
+            normalize=normalize,
+        )
 
     def require(self, ability: str, action: str) -> None:
         """Raise if the run's task lacks an ability, naming the tasks that have it."""

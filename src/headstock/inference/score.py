@@ -5,7 +5,7 @@ small differences matter.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -139,11 +139,14 @@ def score_minimal_pairs(
     encode: Callable[[list[str]], list[list[int]]],
     offsets: Callable[[str], list[tuple[int, int]]],
     log_probabilities: Callable[[list[list[int]]], list[np.ndarray]],
+    *,
+    write: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """The share of pairs whose good text is likelier, overall and by kind, with 95% intervals; a tie counts half.
 
     `partial_accuracy` compares only the part after the two candidates, which is the same in both texts, so that a
-    frequent candidate has no advantage. It covers the pairs for which that part is known.
+    frequent candidate has no advantage. It covers the pairs for which that part is known. `write` is called with each
+    pair and its log-likelihoods.
     """
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
     rows = [tuple(row) for row in encode(texts)]
@@ -158,6 +161,7 @@ def score_minimal_pairs(
         "ties": int((outcomes == 0.5).sum()),
         "intervals": {"accuracy": [accuracy.low, accuracy.high]},
     }
+    after: list[float] = []
     if partial := [(i, pair.continuation) for i, pair in enumerate(pairs) if pair.continuation is not None]:
         after = [
             log_likelihood_after(values[2 * i + side], offsets(texts[2 * i + side]), continuation[side])
@@ -167,6 +171,13 @@ def score_minimal_pairs(
         share = item_interval(pair_outcomes(np.array(after).reshape(-1, 2)))
         metrics["partial_accuracy"] = share.mean
         metrics["intervals"]["partial_accuracy"] = [share.low, share.high]
+    if write is not None:
+        by_pair = {i: after[2 * number : 2 * number + 2] for number, (i, _) in enumerate(partial)}
+        for i, (pair, outcome) in enumerate(zip(pairs, outcomes.tolist(), strict=True)):
+            good, bad = (float(value.sum()) for value in values[2 * i : 2 * i + 2])
+            row = asdict(pair) | {"log_likelihood_good": good, "log_likelihood_bad": bad, "outcome": outcome}
+            row |= dict(zip(("partial_good", "partial_bad"), by_pair.get(i, ()), strict=False))
+            write({name: value for name, value in row.items() if name != "continuation"})
     return metrics | {"by": accuracy_by_kind(pairs, outcomes)}
 
 

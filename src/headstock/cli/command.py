@@ -15,6 +15,7 @@ The decorator adds the common options, prints the returned dict with --json, and
 
 import inspect
 import json
+import logging
 import math
 import os
 import sys
@@ -30,7 +31,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from headstock.cli.terminal import discard, takes_unicode, wrapped, write_error, write_out, writing
 from headstock.errors import HeadstockError, UserError
-from headstock.logs import messages_to
+from headstock.logs import log_level, messages_to
 
 # verbs per section of `headstock --help`, filled by the decorator; the demo is what a newcomer should see first
 SECTIONS: dict[str, list[str]] = {
@@ -265,7 +266,8 @@ def is_part_of(path: Path, source: Path) -> bool:
 def attempt(work: Callable[[], Any], common: Common) -> int:
     """Run a verb; returns its exit code: 0 done, 1 failed while working, 2 the user's input was wrong."""
     try:
-        with messages_to(common.log):
+        level = logging.INFO if common.prints and not common.quiet else logging.WARNING
+        with messages_to(common.log), log_level(level):
             result = work()
         if common.json and common.prints:
             write_out(to_json(result if result is not None else {}))

@@ -97,12 +97,12 @@ def tokenizer_path(path: Path) -> Path:
     """The tokenizer file of a run, a bundled model or a checkpoint; any other path unchanged."""
     if path.is_file() or (path / "tokenizer.json").is_file():
         return path
-    from headstock.train.run_folder import open_run
+    from headstock.train.run_folder import is_hub_name, open_run
 
     try:
         return open_run(path).tokenizer_file
     except UserError:
-        if not path.is_dir() and len(path.parts) == 1 and not path.suffix:
+        if is_hub_name(path) or (not path.is_dir() and len(path.parts) == 1 and not path.suffix):
             raise  # the message names similar runs
         return path
 

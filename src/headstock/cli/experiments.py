@@ -66,7 +66,9 @@ def compare(
     out: ExperimentOut,
     settings: SettingOptions,
     columns: Columns,
-    runs: Annotated[list[Path] | None, typer.Argument(help="Pretrained runs, or the bundled reviews-en.")] = None,
+    runs: Annotated[
+        list[str] | None, typer.Argument(help="Pretrained runs, the bundled reviews-en, or hf://ORG/NAME.")
+    ] = None,
     task: Task = None,
     arms: Annotated[str | None, "Default: scratch,pretrained,frozen,tfidf."] = None,
     features: Annotated[str | None, "Frozen arms by layers: last,sum4,concat4,mix or layer numbers."] = None,
@@ -87,7 +89,7 @@ def compare(
 
     with status_line(quiet=common.quiet) as callbacks:
         results = experiment.compare(
-            [str(run) for run in runs or []],
+            runs or [],
             out=out,
             task=task,
             arms=split_names(arms),

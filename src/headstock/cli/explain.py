@@ -87,7 +87,7 @@ def check_text_or_file(text: list[str] | None, file: str | None) -> None:
         raise UserError("give a text or --file, not both" if text else "no text: give one, or name a --file")
 
 
-def open_in_double(run: Path, device: str) -> "Pipeline":
+def open_in_double(run: str, device: str) -> "Pipeline":
     """A run whose gradients are computed in double precision, which MPS does not have."""
     from headstock.explain.subject import open_single_run
 

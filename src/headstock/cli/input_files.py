@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from headstock.inference.pipeline import Pipeline
 
 
-def load(run: Path, **options: Any) -> "Pipeline":
+def load(run: str | Path, **options: Any) -> "Pipeline":
     """`headstock.load`, with garbage collection off while torch is imported.
 
     The import creates hundreds of thousands of objects that live until the process ends. Without the collector it is

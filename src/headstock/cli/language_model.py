@@ -176,7 +176,7 @@ def score(
 
 
 def score_schemas(
-    common: Common, run: Path, lines: list[str], file: Path | None, *, pseudo: bool, normalize: bool
+    common: Common, run: str, lines: list[str], file: Path | None, *, pseudo: bool, normalize: bool
 ) -> dict[str, Any]:
     """The candidates of each schema, and the accuracy where the correct ones are known."""
     from headstock.data.winograd import parse_schema, read_schemas

@@ -9,11 +9,11 @@ from typer.models import OptionInfo
 
 from headstock.errors import UserError, did_you_mean
 
-RUN_HELP = "A run folder, a checkpoint in one (RUN/checkpoints/step-N), or a bundled model (reviews-en)."
+RUN_HELP = "A run folder, a checkpoint (RUN/checkpoints/step-N), a bundled model (reviews-en), or hf://ORG/NAME."
 DOCUMENTS_HELP = "What a document is: line, block, file, or auto to guess."
 TASK_HELP = "classify, pair, tag, answer or translate."
 
-RunPath = Annotated[Path, typer.Argument(help=RUN_HELP, show_default=False)]
+RunPath = Annotated[str, typer.Argument(help=RUN_HELP, show_default=False)]
 RunName = Annotated[str | None, typer.Argument(help=RUN_HELP, show_default=False)]
 RunOut = Annotated[Path, "Run folder to create, such as runs/mine."]
 ExperimentOut = Annotated[Path, "Folder for all results; rerun to resume."]

@@ -154,7 +154,7 @@ def finetune(
     out: RunOut,
     settings: FinetuneSettings,
     columns: Columns,
-    run: Annotated[Path | None, typer.Argument(help="Pretrained run, or the bundled reviews-en.")] = None,
+    run: Annotated[str | None, typer.Argument(help="Pretrained run, the bundled reviews-en, or hf://ORG/NAME.")] = None,
     task: Annotated[str, TASK_HELP] = "classify",
     **options: Unpack[FinetuneOptions],
 ) -> dict[str, Any]:

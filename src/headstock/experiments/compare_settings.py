@@ -122,7 +122,7 @@ def make_arms(runs: Sequence[str | Path], names: Sequence[str], tables: ArmTable
         raise UserError(f"{repeated[0]}: given twice")
     if not folders and any(ARM_KINDS.get(kind_of_arm(name, tables)).needs_run for name in names):
         raise UserError("no run to compare: give one, such as reviews-en, or use --arms tfidf")
-    titles = [run.path.name for run in folders]
+    titles = [run.title for run in folders]
     if len(set(titles)) < len(titles):
         titles = [str(run) for run in folders]
     arms = []

@@ -157,7 +157,7 @@ def settings_of(plan: ComparisonPlan) -> dict[str, dict[str, Any]]:
 
 
 def title_of(context: ExperimentContext, arms: Sequence[Arm]) -> str:
-    runs = list(dict.fromkeys(arm.run.path.name for arm in arms if arm.run is not None))
+    runs = list(dict.fromkeys(arm.run.title for arm in arms if arm.run is not None))
     folder, _, file = context.splits.train.source.rpartition("/")
     data = folder.removeprefix(PREFIX) if folder.startswith(PREFIX) else file
     return f"{', '.join(runs) or 'TF-IDF'} on {data}"

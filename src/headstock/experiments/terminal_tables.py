@@ -7,6 +7,7 @@ from headstock.report.sweep_points import format_interval, format_metric, format
 from headstock.report.theme import arm_label
 from headstock.tasks.labelled import nouns_of
 from headstock.tasks.text_metrics import NOT_PERCENT, metric_name
+from headstock.train.run_folder import run_title
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,7 +51,7 @@ def runs_table(runs: list[dict[str, Any]]) -> "Table":
     table = make_table("pretrained runs", {"run": False, "objective": False} | dict.fromkeys(numbers, True))
     for run in runs:
         table.add_row(
-            run["run"].rpartition("/")[2],
+            run_title(run["run"]),
             run["objective"] or "",
             *(compact_number(run[name]) for name in ("parameters", "tokens", "tokens_per_second")),
             *(f"{run[name]:,.3f}" if run[name] else "" for name in ("perplexity", "bits_per_byte")),

@@ -1,5 +1,6 @@
 """Import and export of models: Hugging Face folders, ONNX and the course lab's checkpoints."""
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,19 +24,53 @@ LAYOUT: FolderLayout = dict.fromkeys((*HUGGINGFACE, *TOKENIZER, *ONNX, *LAB, "RE
 
 def export_run(
     run: "str | Path | RunFolder",
-    folder: str | Path,
+    folder: str | Path | None = None,
     *,
     to: str = "huggingface",
     int8: bool = False,
     measure: str | Path | None = None,
     embedding: bool = False,
     overwrite: bool = False,
+    push: str | None = None,
+    private: bool = False,
+    dry_run: bool = False,
 ) -> dict[str, Any]:
     """Export a finished run with identical outputs; a run that the format cannot represent exactly is refused.
 
     `int8`, `measure` and `embedding` are for ONNX: quantized weights, the labelled file on which their loss of accuracy
     is measured, and a graph that returns text embeddings instead of the output of the run's head.
+
+    `push` uploads the export to the repository ORG/NAME of the Hugging Face Hub; with `dry_run` it is only listed.
     """
+    if push is None:
+        if private or dry_run:
+            raise UserError(f"{'--dry-run' if dry_run else '--private'}: requires --push ORG/NAME")
+        if folder is None:
+            raise UserError("expected a folder to create, or --push ORG/NAME")
+        return write_export(run, Path(folder), to, int8, measure, embedding, overwrite=overwrite)
+    from headstock.interop.hub import check_push_target, push_folder
+
+    repo = check_push_target(push)
+    if to != "huggingface":
+        raise UserError(f"--push {push}: requires --to huggingface, not --to {to}")
+    with tempfile.TemporaryDirectory() as temporary:
+        target = Path(temporary) / "export" if folder is None else Path(folder)
+        result = write_export(run, target, to, int8, measure, embedding, overwrite=overwrite, location=repo)
+        return result | {"push": push_folder(target, repo, private=private, dry_run=dry_run)}
+
+
+def write_export(
+    run: "str | Path | RunFolder",
+    target: Path,
+    to: str,
+    int8: bool,
+    measure: str | Path | None,
+    embedding: bool,
+    *,
+    overwrite: bool,
+    location: str | None = None,
+) -> dict[str, Any]:
+    """Write the folder of an export; its card says how to load it from `location`, by default that folder."""
     from headstock.train.run_folder import RunFolder, open_run
 
     if to not in FORMATS:
@@ -44,7 +79,7 @@ def export_run(
     if to != "onnx" and any(onnx_options.values()):
         option = next(option for option, is_set in onnx_options.items() if is_set)
         raise UserError(f"{option}: requires --to onnx, not --to {to}")
-    source, target = run if isinstance(run, RunFolder) else open_run(run), Path(folder)
+    source = run if isinstance(run, RunFolder) else open_run(run)
     check_target(target, overwrite=overwrite)
     if target.exists():
         check_inputs(target, [source.path, *([measure] if measure is not None else [])])
@@ -59,7 +94,7 @@ def export_run(
         return export_lab(source, target)
     from headstock.interop.huggingface import export_folder
 
-    return export_folder(source, target)
+    return export_folder(source, target, location=location)
 
 
 def import_run(
@@ -70,29 +105,33 @@ def import_run(
     sentencepiece: str | Path | None = None,
     overwrite: bool = False,
 ) -> "RunFolder":
-    """Import a Hugging Face folder or a lab checkpoint as a run.
+    """Import a Hugging Face folder, a model of the Hub (hf://ORG/NAME[@REVISION]) or a lab checkpoint as a run.
 
     `dictionary` and `sentencepiece` are the lab's dict.txt and model, if they are not in the checkpoint's folder.
     """
-    from headstock.train.run_folder import RunFolder
+    from headstock.train.run_folder import RunFolder, is_hub_name
     from headstock.train.session import check_inputs_outside, check_output_folder
 
     source, run = Path(path), RunFolder(Path(out))
-    if not source.exists():
+    if not is_hub_name(path) and not source.exists():
         siblings = source.parent.glob("*") if source.parent.is_dir() else ()
         raise UserError(f"{path}: no such folder or file{suggest_path(source.name, (p.name for p in siblings))}")
     if run.path.exists() and not overwrite:
         raise UserError(f"{out}: exists already; choose another folder or use --overwrite")
     check_inputs_outside(run, [source, dictionary, sentencepiece])
     check_output_folder(run, resume=False, overwrite=overwrite)
+    if is_hub_name(path):
+        from headstock.interop.hub import import_hub_run
+
+        check_no_lab_files(path, dictionary, sentencepiece)
+        return import_hub_run(path, run.path)
     if source.is_file():
         if source.suffix not in (".pt", ".pth"):
             raise UserError(f"{path}: expected a Hugging Face folder or a lab checkpoint (.pt), got {source.suffix}")
         from headstock.interop.lab import import_lab
 
         return import_lab(source, run.path, dictionary=dictionary, sentencepiece=sentencepiece)
-    if dictionary is not None or sentencepiece is not None:
-        raise UserError(f"{path}: is a folder; --dictionary and --sentencepiece require a lab checkpoint (.pt)")
+    check_no_lab_files(path, dictionary, sentencepiece)
     if (source / "data.json").is_file():
         raise UserError(f"{path}: is already a run folder")
     if not (source / "config.json").is_file():
@@ -100,6 +139,11 @@ def import_run(
     from headstock.interop.huggingface import import_folder
 
     return import_folder(source, run.path)
+
+
+def check_no_lab_files(path: str | Path, *files: str | Path | None) -> None:
+    if any(file is not None for file in files):
+        raise UserError(f"{path}: is no lab checkpoint (.pt), which --dictionary and --sentencepiece require")
 
 
 def check_target(folder: Path, *, overwrite: bool) -> None:

@@ -21,6 +21,7 @@ from headstock.report.theme import (
     make_figure,
     percent_axis,
 )
+from headstock.train.run_folder import run_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -156,7 +157,7 @@ def scores_of_runs(runs: list[dict[str, Any]], kinds: list[str], *, metric: str,
                 if (score := run["scores"].get(kind)) is not None:
                     label = kind if height == len(runs) - 1 else None
                     plot_dot(axes, score, height + RUN_OFFSET * ((len(styles) - 1) / 2 - number), style, label)
-        names = [shorten(str(run["run"]).rpartition("/")[2], 30 if wide else 16) for run in reversed(runs)]
+        names = [shorten(run_title(str(run["run"])), 30 if wide else 16) for run in reversed(runs)]
         set_dot_axes(axes, names, metric)
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(styles), frameon=False)
 

@@ -180,7 +180,7 @@ def labelled_rows(data: dict[str, Any]) -> dict[str, str]:
 def backbone_rows(name: str) -> dict[str, str]:
     """The backbone's pretraining text, if its run still exists."""
     try:
-        files = open_run(name).data().get("corpus", [])
+        files = open_run(name, download=False).data().get("corpus", [])
     except UserError:
         files = []
     return {"pretrained on": f"{first_names(files, 3)} (licence: {licences(files)})"} if files else {}
@@ -188,7 +188,8 @@ def backbone_rows(name: str) -> dict[str, str]:
 
 def imported_sections(facts: RunFacts) -> tuple[str, dict[str, str]]:
     data, total = facts.data, facts.results["parameters"]["total"]
-    rows = {"source": escape_markdown(data["imported"]), "licence": "unknown: that of the original model applies"}
+    licence = data.get("hub", {}).get("license") or "unknown: that of the original model applies"
+    rows = {"source": escape_markdown(data["imported"]), "licence": escape_markdown(licence)}
     rows |= {"sha256": f"`{data['sha256']}`"} if "sha256" in data else {}
     notes = f"\n\n{bullets(map(escape_markdown, data['notes']))}" if data.get("notes") else ""
     return f"A model of {total:,} parameters, imported with Headstock {facts.version}.", {

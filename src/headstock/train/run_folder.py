@@ -1,5 +1,6 @@
 """The run folder: its files, their integrity, and opening runs by path or name."""
 
+import importlib
 import json
 import os
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from headstock.io import (
     FolderLayout,
     atomic_file,
     atomic_folder,
+    cache_folder,
     checksum,
     checksum_mismatch,
     errors_name_path,
@@ -36,6 +38,7 @@ LAYOUT |= {"model.safetensors": None, "metrics.jsonl": None, "predictions.jsonl"
 LAYOUT |= {"README.md": None, "report.html": None, "tensorboard": {"events.out.tfevents.*": None}}
 LAYOUT |= {"checkpoints": CHECKPOINTS, "adapted": LAYOUT, "members": {"[0-9]*": LAYOUT}}
 BUNDLED_RUNS = Path(__file__).parent.parent / "stocks"  # pretrained runs that ship with the package, opened by name
+HUB = "headstock.interop.hub"  # opens hf:// names; it is above this package, so it is imported when one is used
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,14 @@ class RunFolder:
     path: Path
 
     def __str__(self) -> str:
+        if self.path.is_relative_to(hub_runs()):
+            return f"hf://{self.path.relative_to(hub_runs()).as_posix()}"
         return self.path.name if self.path.parent == BUNDLED_RUNS else str(self.path)
 
     @property
     def title(self) -> str:
-        """What model cards call it."""
-        return self.path.name
+        """What tables, charts and model cards call it."""
+        return run_title(str(self))
 
     @property
     def step(self) -> int | None:
@@ -364,10 +369,12 @@ def is_step(name: str) -> bool:
 def source_run(run: RunFolder) -> RunFolder | None:
     """The pretrained run at the start of a chain of fine-tuned runs; None if a link is missing or circular."""
     visited: set[Path] = set()
-    while "transfer" in (settings := run.config()):
+    settings = run.config()
+    while "transfer" in settings:
         visited.add(run.path.resolve())
         try:
-            run = open_run(settings["transfer"]["run"] or "")
+            run = open_run(settings["transfer"]["run"] or "", download=False)
+            settings = run.config()  # an imported run names what it was imported from, which is no run
         except UserError:
             return None
         if run.path.resolve() in visited:
@@ -394,10 +401,31 @@ def bundled_run_names() -> list[str]:
     return sorted(folder.name for folder in BUNDLED_RUNS.glob("*") if RunFolder(folder).exists())
 
 
-def open_run(path: str | Path) -> RunFolder:
-    """Open a run folder, a checkpoint, or a bundled run by its name; the error suggests similar names."""
+def hub_runs() -> Path:
+    """The folder of the runs that were imported because a command named them as hf://ORG/NAME."""
+    return cache_folder() / "hub"
+
+
+def is_hub_name(name: str | Path) -> bool:
+    return str(name).startswith("hf:/")  # one slash: pathlib drops the other
+
+
+def run_title(name: str) -> str:
+    """A short name for tables and charts: the last part of a path, and of a model of the Hub without its commit."""
+    title = name.rpartition("/")[2]
+    return title.partition("@")[0] if is_hub_name(name) else title
+
+
+def open_run(path: str | Path, *, download: bool = True) -> RunFolder:
+    """Open a run folder, a checkpoint, a bundled run by its name, or a model of the Hugging Face Hub (hf://ORG/NAME).
+
+    A model of the Hub is downloaded and imported if necessary and `download` allows it. Errors suggest similar names.
+    """
     if not str(path):
         raise UserError("no run is named")
+    if is_hub_name(path):
+        opened: RunFolder = importlib.import_module(HUB).open_hub_run(path, download=download)
+        return opened
     run, checkpoint = RunFolder(Path(path)), CheckpointRunFolder.at(Path(path))
     for candidate in (run, checkpoint, RunFolder(BUNDLED_RUNS / str(path))):
         if candidate.exists():

@@ -1,6 +1,8 @@
 """Exports a run as a folder that `AutoModel` and `AutoTokenizer` load without custom code."""
 
+import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from headstock.io import atomic_folder, write_json, write_text
 from headstock.markdown import escape_markdown
 from headstock.tasks.base import TASKS
 from headstock.train.loop import sequence_length
-from headstock.train.run_folder import RunFolder
+from headstock.train.run_folder import RunFolder, source_run
 from headstock.train.settings import RunConfig, make_config
 from headstock.train.tensors import write_tensors
 
@@ -43,8 +45,11 @@ PIPELINE_CALLS = {  # pipeline: its arguments and a call, in the README's exampl
 }
 
 
-def export_folder(run: RunFolder, folder: Path) -> dict[str, Any]:
-    """Write a run as a Hugging Face folder; raises with every reason if no architecture represents it exactly."""
+def export_folder(run: RunFolder, folder: Path, *, location: str | None = None) -> dict[str, Any]:
+    """Write a run as a Hugging Face folder; raises with every reason if no architecture represents it exactly.
+
+    The card says how to load the model from `location`, ORG/NAME of the Hub, by default from the folder.
+    """
     run_config = make_config(run.config())
     if run_config.transfer and run_config.transfer.ensemble > 1:
         raise UserError(f"{run}: is an ensemble; export one of its models, such as {run.member(0)}")
@@ -65,7 +70,7 @@ def export_folder(run: RunFolder, folder: Path) -> dict[str, Any]:
             write_text(temporary / name, text)
         if task.generates or task.needs_encoder_decoder:
             write_json(temporary / "generation_config.json", generation_config(pipeline))
-        write_text(temporary / "README.md", export_card(run, spec, notes))
+        write_text(temporary / "README.md", export_card(run, spec, notes, location))
     return {
         "architecture": spec.head,
         "model_type": spec.model_type,
@@ -142,19 +147,51 @@ def auto_class(head: str) -> str:
     return next((name for ending, name in AUTO_CLASSES.items() if head.endswith(ending)), "AutoModel")
 
 
-def export_card(run: RunFolder, spec: ExportSpec, notes: list[str]) -> str:
+def export_card(run: RunFolder, spec: ExportSpec, notes: list[str], location: str | None = None) -> str:
     name, auto = escape_markdown(run.title), auto_class(spec.head)
-    lines = ["---", "library_name: transformers"]
-    lines += [f"pipeline_tag: {spec.pipeline}"] if spec.pipeline else []
-    lines += ["tags:", "- headstock", f"- {spec.model_type}", "---", "", f"# {name}", ""]
+    lines = ["---", *(f"{key}: {yaml_value(value)}" for key, value in card_metadata(run, spec).items()), "---"]
+    lines += ["", f"# {name}", ""]
     lines += [f"The Headstock run {name} as `{spec.head}`, with identical weights, tokens and outputs."]
     lines += ["", *(f"- {note}." for note in notes)] if notes else []
     lines += ["", "```python", f"from transformers import AutoTokenizer, {auto}", ""]
     lines += [f'model = {auto}.from_pretrained("FOLDER")', 'tokenizer = AutoTokenizer.from_pretrained("FOLDER")']
     if spec.pipeline in PIPELINE_CALLS:
         lines += ["", "from transformers import pipeline", "", f"print(pipeline{PIPELINE_CALLS[spec.pipeline]})"]
-    lines += ["```", "", "`headstock import FOLDER --out RUN` restores the run bit for bit.", ""]
+    source = "FOLDER" if location is None else f"hf://{location}"
+    lines = [line.replace("FOLDER", location or "FOLDER") for line in lines]
+    lines += ["```", "", f"`headstock import {source} --out RUN` restores the run bit for bit.", ""]
     return "\n".join([*lines, *model_card_body(run)])
+
+
+def card_metadata(run: RunFolder, spec: ExportSpec) -> dict[str, Any]:
+    """The front matter by which the Hub finds and shows a model."""
+    origin, results = hub_origin(run), run.results()
+    metadata: dict[str, Any] = {"library_name": "transformers", "tags": ["headstock", spec.model_type]}
+    if spec.pipeline:
+        metadata["pipeline_tag"] = spec.pipeline
+    if origin is not None:
+        metadata |= {"base_model": origin["repo"], **({"license": origin["license"]} if origin.get("license") else {})}
+    if spec.pipeline and "test" in results:
+        scores = {name: value for name, value in results["test"].items() if isinstance(value, float)}
+        dataset = {"name": Path(run.data()["test"]["file"]).name, "type": "private"}
+        metrics = [{"type": name, "value": value} for name, value in scores.items()]
+        result = {"task": {"type": spec.pipeline}, "dataset": dataset, "metrics": metrics}
+        metadata["model-index"] = [{"name": run.title, "results": [result]}]
+    return metadata
+
+
+def yaml_value(value: Any) -> str:
+    """JSON is YAML; a name such as text-generation needs no quotes."""
+    plain = isinstance(value, str) and re.fullmatch(r"[a-z]+([-_./][\w.-]+)+|transformers", value)
+    return value if plain else json.dumps(value, ensure_ascii=False)
+
+
+def hub_origin(run: RunFolder) -> dict[str, Any] | None:
+    """The model of the Hub that a run was imported or fine-tuned from, as recorded by its import."""
+    if "hub" in (data := run.data()):
+        return dict(data["hub"])
+    source = source_run(run)
+    return None if source is None else source.data().get("hub")
 
 
 def model_card_body(run: RunFolder) -> list[str]:

@@ -37,30 +37,36 @@ class ConvertedModel:
     unused: list[str]  # names of tensors that were not imported
 
 
-def import_folder(folder: Path, out: Path) -> RunFolder:
-    """Make a run of a folder saved by transformers; unsupported models raise, unused tensors are logged."""
-    hf_config = read_settings(folder / "config.json")
-    architecture = find_architecture(hf_config, folder)
+def import_folder(
+    folder: Path, out: Path, *, source: str | None = None, provenance: Mapping[str, Any] | None = None
+) -> RunFolder:
+    """Make a run of a folder saved by transformers; unsupported models raise, unused tensors are logged.
+
+    `source` names the model in messages and in the run, by default the folder; `provenance` is added to data.json.
+    """
+    name, hf_config = source or str(folder), read_settings(folder / "config.json")
+    architecture = find_architecture(hf_config, name)
     kind = hf_config["model_type"]
     tensors, tokenizer = add_prefix(read_weights(folder), architecture, kind), read_tokenizer(folder)
     with malformed_as_user_error(folder / "config.json", f"a {kind} model"):
         head = str((hf_config.get("architectures") or [f"{kind}Model"])[0])
-        source = SourceModel(str(folder), hf_config, head, tensors, tokenizer)
-        converted = convert_exported(source, architecture) or convert(source, architecture)
+        model = SourceModel(name, hf_config, head, tensors, tokenizer)
+        converted = convert_exported(model, architecture) or convert(model, architecture)
     notes = list(tokenizer.notes)
     if converted.unused:
         notes.append(f"tensors not imported, because the run does not need them: {', '.join(converted.unused)}")
     for note in notes:
         logger.info(note)
-    return write_imported_run(out, converted.config, tokenizer, converted.tensors, source=str(folder), notes=notes)
+    config, weights = converted.config, converted.tensors
+    return write_imported_run(out, config, tokenizer, weights, source=name, notes=notes, provenance=provenance)
 
 
-def find_architecture(hf_config: Mapping[str, Any], folder: Path) -> Architecture:
+def find_architecture(hf_config: Mapping[str, Any], source: str) -> Architecture:
     architectures = {kind: architecture for architecture in all_architectures() for kind in architecture.model_types}
     kind = hf_config.get("model_type")
     if not isinstance(kind, str) or kind not in architectures:
         supported = ", ".join(sorted(architectures))
-        raise UserError(f"{folder / 'config.json'}: unsupported model_type {kind!r} (supported: {supported})")
+        raise UserError(f"{source}/config.json: unsupported model_type {kind!r} (supported: {supported})")
     return architectures[kind]
 
 

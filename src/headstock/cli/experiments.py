@@ -13,6 +13,7 @@ from headstock.cli.options import (
     Corpus,
     ExperimentOut,
     LabelledFileOptions,
+    LabelWords,
     ModelOptions,
     PretrainSettings,
     SettingOptions,
@@ -70,14 +71,17 @@ def compare(
         list[str] | None, typer.Argument(help="Pretrained runs, the bundled reviews-en, or hf://ORG/NAME.")
     ] = None,
     task: Task = None,
-    arms: Annotated[str | None, "Default: scratch,pretrained,frozen,tfidf."] = None,
+    arms: Annotated[str | None, "Default: scratch,pretrained,frozen,tfidf; also setfit and prompt."] = None,
     features: Annotated[str | None, "Frozen arms by layers: last,sum4,concat4,mix or layer numbers."] = None,
+    prompt: Annotated[str | None, "Template of the prompt arm: '{text} It was [MASK].'"] = None,
+    label_words: LabelWords = None,
     labels: Annotated[str | None, "Training set sizes, such as 100,400,1600."] = None,
     **options: Unpack[CompareOptions],
 ) -> dict[str, Any]:
     """Compare pretraining with training from scratch and TF-IDF.
 
-    The report has confidence intervals for every difference between the arms: pretrained, frozen, scratch and tfidf.
+    The report has confidence intervals for every difference between the arms: pretrained, frozen, scratch and tfidf,
+    and for few labels setfit (contrastive pairs) and prompt (label words in a template).
 
     Example: headstock compare reviews-en --train train.csv --valid valid.csv --test test.csv --labels 100,400 --out out
     """
@@ -94,6 +98,8 @@ def compare(
             task=task,
             arms=split_names(arms),
             features=split_names(features),
+            prompt=prompt,
+            label_words=split_names(label_words),
             labels=split_counts(labels),
             seed=common.seed,
             columns=columns.names(main=labelled_task(task or "classify").input_column),

@@ -25,6 +25,7 @@ SkipBlank = Annotated[bool, "Skip rows with a blank text or label."]
 Int8 = Annotated[bool, "Use int8 linear layers on the CPU (about 2x faster, slightly less accurate)."]
 Overwrite = Annotated[bool, "Replace the folder if it exists."]
 Task = Annotated[str | None, TASK_HELP]
+LabelWords = Annotated[str | None, "Words of the labels in a prompt: negative=bad|awful,positive=good."]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import typer
 from headstock.cli.command import Common, command
 from headstock.cli.input_files import check_text_source, load, read_utf8
 from headstock.cli.options import Columns, Documents, Int8, RunPath, SkipBlank
+from headstock.cli.prompt_options import PromptOptions, with_prompt
 from headstock.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ def evaluate(
     pseudo: Annotated[bool, "Minimal pairs: score each token given all others."] = False,
     out: Annotated[Path | None, "Minimal pairs: write each pair and its scores to this .jsonl file."] = None,
     int8: Int8 = False,
+    **prompting: Unpack[PromptOptions],
 ) -> dict[str, Any]:
     """Measure a run on text, labelled rows or minimal pairs.
 
@@ -50,7 +52,9 @@ def evaluate(
             raise UserError(f"{option} is only for --minimal-pairs")
     if out is not None and out.suffix != ".jsonl":
         raise UserError(f"--out {out}: must end in .jsonl")
-    pipeline = load(run, device=common.device, int8=int8)
+    pipeline = with_prompt(load(run, device=common.device, int8=int8), prompting)
+    if prompting["prompt"] and not file:
+        raise UserError("--prompt needs a file of labelled rows to measure on")
     labelled = is_labelled(pipeline.task)
     data_kind = "minimal pairs" if minimal_pairs else "labelled rows" if labelled else "text"
     for option, value, kinds in (
@@ -131,9 +135,11 @@ def predict(
     with_: Annotated[str | None, "Columns of the file to copy to each prediction, such as id,text."] = None,
     skip_blank: SkipBlank = False,
     int8: Int8 = False,
+    **prompting: Unpack[PromptOptions],
 ) -> dict[str, Any]:
-    """Predict classes, tags or answers with a fine-tuned run.
+    """Predict classes, tags or answers with a fine-tuned run, or classes with a prompted language model.
 
+    Example: headstock predict reviews-en --prompt "{text} It was [MASK]." --label-words neg=bad,pos=good "What a film!"
     Example: headstock predict runs/tagger --file test.conll --out predictions.jsonl
     Example: headstock predict runs/reviews --file reviews.csv --with id,text --out predictions.csv
     """
@@ -143,7 +149,7 @@ def predict(
     check_text_source(text, file)
     check_suffix(out)
     copied = [name.strip() for name in (with_ or "").split(",") if name.strip()]
-    pipeline = load(run, device=common.device, int8=int8)
+    pipeline = with_prompt(load(run, device=common.device, int8=int8), prompting)
     task = pipeline.labelled_task()
     names = columns.names(main=task.input_column)
     source = file or "-"

@@ -138,6 +138,9 @@ class FinetuneSettings(SettingOptions):
     adapt_steps: Annotated[
         int | None, Setting("transfer.adapt_steps", "First pretrain this many steps on the task's own texts.")
     ] = None
+    method: Annotated[
+        str | None, Setting("transfer.method", "finetune, or setfit: contrastive pairs, for few labels.")
+    ] = None
     ensemble: Annotated[int | None, Setting("transfer.ensemble", "Average the predictions of this many models.")] = None
 
 

@@ -64,6 +64,8 @@ def compare(
     task: str | None = None,
     arms: Sequence[str] | None = None,
     features: Sequence[str] | None = None,
+    prompt: str | None = None,
+    label_words: Sequence[str] | None = None,
     labels: Sequence[int] | None = None,
     seeds: int | None = None,
     seed: int | None = None,
@@ -79,6 +81,7 @@ def compare(
     """Compare arms on labelled rows; returns the contents of results.json in the folder `out`.
 
     `features` adds a frozen arm for each choice of layers, for example `["last", "sum4", "concat4", "mix"]`.
+    `prompt` and `label_words` are the template and the words of prompt arms, such as `["negative=bad|awful", ...]`.
     `settings` are fine-tuning settings for all arms; a recipe file can also set them for single arms.
 
     The result of every trial (arm, number of labels, seed) is saved in `out`: repeating the call continues an

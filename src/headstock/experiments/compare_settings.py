@@ -16,6 +16,7 @@ SECTIONS = ("compare", "finetune", "arms", "pretrain")
 DEFAULT_ARMS = ("scratch", "pretrained", "frozen", "tfidf")  # those that apply to the task
 FIXED_SETTINGS = {  # fine-tuning settings that a comparison chooses itself
     "init": "it follows from the kind of the arm",
+    "method": "it follows from the kind of the arm",
     "freeze": "it follows from the kind of the arm",
     "seed": "each trial has its own; the first is compare.seed",
     "classes": "they come from the training rows",
@@ -34,6 +35,8 @@ class CompareSettings:
     separator: str | None = None  # between several classes of one row
     arms: tuple[str, ...] = ()  # default: all arms that apply to the task
     features: tuple[str, ...] = ()  # one frozen arm for each choice of layers: last, sum4, concat4, mix, N
+    prompt: str | None = None  # template of prompt arms
+    label_words: tuple[str, ...] = ()  # of prompt arms: LABEL=WORD or LABEL=WORD|WORD
     labels: tuple[int, ...] = ()  # numbers of training rows; default: all rows
     seeds: int = 5
     seed: int = 0  # the first seed
@@ -83,7 +86,17 @@ def make_plan(file: str | Path | None, options: dict[str, Any], settings: dict[s
     feature_arms = {f"frozen {layers}": {"kind": "frozen", "task.layers": layers} for layers in compare.features}
     names = compare.arms or (() if feature_arms else default_arms(compare))
     compare = replace(compare, arms=(*names, *feature_arms))
+    arms = with_prompt_defaults(arms, compare)
     return ComparisonPlan(compare, finetune, arms | feature_arms, recipe.get("pretrain", {}))
+
+
+def with_prompt_defaults(arms: dict[str, dict[str, Any]], settings: CompareSettings) -> dict[str, dict[str, Any]]:
+    """Add the template and the label words of the comparison to all prompt arms without their own."""
+    defaults = {"template": settings.prompt, "label_words": list(settings.label_words) or None}
+    if not (defaults := {key: value for key, value in defaults.items() if value is not None}):
+        return arms
+    names = {"prompt", *(name for name, table in arms.items() if table.get("kind") == "prompt")}
+    return arms | {name: defaults | arms.get(name, {}) for name in sorted(names)}
 
 
 def default_arms(settings: CompareSettings) -> tuple[str, ...]:

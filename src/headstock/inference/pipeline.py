@@ -28,6 +28,7 @@ from headstock.inference.inputs import (
     read_numbered_rows,
     resolve_columns,
 )
+from headstock.inference.prompt import PromptClassifier, PromptSettings, PromptTask
 from headstock.inference.schemas import SchemaScore, score_schemas
 from headstock.inference.score import LikelihoodKind, TextScore, score_minimal_pairs, token_log_probabilities
 from headstock.inference.search import (
@@ -325,6 +326,20 @@ class Pipeline:
         settings = {name: value for name, value in options.items() if value is not None}
         return cast(Translate, self.task).with_settings(**settings)
 
+    def prompted(
+        self, settings: PromptSettings, classes: Sequence[str] | None = None, examples: Sequence[tuple[str, str]] = ()
+    ) -> "PromptedPipeline":
+        """This language model as a classifier that is prompted rather than trained.
+
+        `classes` are by default the labels of `settings.label_words`; `examples` are texts with their classes.
+        """
+        if not (self.task.generates or self.task.fills_masks):
+            raise UserError(f"{self.run}: is no language model; prompt the run it was fine-tuned from")
+        names = list(settings.words_by_label()) if classes is None else list(classes)
+        if len(names) < 2:
+            raise UserError("label_words: name two labels or more, such as negative=bad,positive=good")
+        return PromptedPipeline(self, settings, names, examples)
+
     def outputs(self, data: Any) -> list[np.ndarray]:
         """The task's raw outputs for prepared rows, averaged over the models of an ensemble."""
         task, dtype = self.labelled_task(), self.config.train.dtype
@@ -443,3 +458,32 @@ class Pipeline:
             raise UserError(
                 f"{self.run}: is no {kind} language model, so it cannot {action} (objectives that can: {able})"
             )
+
+
+class PromptedPipeline(Pipeline):
+    """A language model that predicts classes by scoring their label words in a template."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        settings: PromptSettings,
+        classes: Sequence[str],
+        examples: Sequence[tuple[str, str]] = (),
+    ):
+        task = PromptTask(PromptTask.Config(classes=tuple(classes)), pipeline.tokenizer)
+        super().__init__(pipeline.run, pipeline.config, pipeline.tokenizer, pipeline.models, task)
+        self.classifier = PromptClassifier(
+            self.model, self.tokenizer, pipeline.task, settings, classes, length=self.length, examples=examples
+        )
+
+    def outputs(self, data: Any) -> list[np.ndarray]:
+        return self.check_finite(list(self.classifier.probabilities(data.tokens)))
+
+    def predict_with(self, task: LabelledTask, rows: str | Iterable[Any] | Records) -> Iterator[dict[str, Any]]:
+        if self.classifier.prior == "batch" and not isinstance(rows, Records):  # the batch is all texts
+            texts = list(iter_rows(rows, task))
+            rows = Records("row", list(range(1, len(texts) + 1)), task.columns_of(texts))
+        if self.classifier.prior == "batch" and isinstance(rows, Records):
+            data = task.prepare(rows, labelled=False)
+            return iter(task.predictions(data, self.outputs(data)))
+        return super().predict_with(task, rows)

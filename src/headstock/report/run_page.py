@@ -71,6 +71,7 @@ def finetune_page(run: RunFolder) -> str:
     settings = settings_of(run)
     transfer = settings.get("transfer", {})
     kind = "frozen" if transfer.get("freeze") else transfer.get("init") or "pretrained"
+    kind = "setfit" if transfer.get("method") == "setfit" else kind
     style = arm_styles([{"name": run.path.name, "kind": kind}])[run.path.name]
     gallery, rows = Gallery(), run.read_metrics()
     details, nouns = results.get("details") or {}, nouns_of(results.get("task"))

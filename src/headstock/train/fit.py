@@ -19,6 +19,7 @@ from headstock.train.evaluate import cache_features, model_outputs
 from headstock.train.loop import sequence_length, train
 from headstock.train.models import build_model, load_source_weights
 from headstock.train.run_folder import RunFolder
+from headstock.train.setfit import fit_setfit
 from headstock.train.settings import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,9 @@ def fit(
     length = sequence_length(model, settings)
     epochs: list[dict[str, Any]] = []
     trained, train_data = model, data
+    if run_config.transfer.method == "setfit":
+        state, epochs = fit_setfit(model, task, data, run_config, run=run, distributed=distributed, callbacks=callbacks)
+        return FitResult(model.eval(), task, state, epochs, length)
     if run_config.transfer.freeze:
         logger.info(f"computing the features of {len(data.train) + len(data.valid):,} rows with the frozen backbone")
         features = partial(cache_features, model, task, length=length, dtype=settings.dtype)

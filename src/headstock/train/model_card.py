@@ -28,6 +28,7 @@ INITIALIZATIONS = {
     "pretrained": "all weights were fine-tuned",
     "scratch": "its architecture, trained from scratch",
     "frozen": "a new head on its frozen weights",
+    "setfit": "its weights were fine-tuned on pairs of rows, and the head is a logistic regression (SetFit)",
 }
 TRUNCATIONS = {  # what is read of a text that is longer than the model's context
     "head": "the beginning",
@@ -142,6 +143,7 @@ def unknown_note(results: dict[str, Any]) -> str:
 def finetuned_sections(facts: RunFacts) -> tuple[str, dict[str, str]]:
     settings, results, transfer = facts.settings, facts.results, facts.transfer
     classes, init = results["classes"], "frozen" if transfer["freeze"] else transfer["init"]
+    init = "setfit" if transfer.get("method") == "setfit" else init
     source = escape_markdown(transfer["run"] or f"the preset {transfer['preset']}")
     metrics = {f"{side} rows": format_labelled_metrics(results[side]) for side in ("valid", "test") if side in results}
     limits = ["It was evaluated on rows like its training rows; on other text it may perform worse."]

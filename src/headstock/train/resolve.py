@@ -51,6 +51,7 @@ DEFAULTS_BY_INIT: dict[str, Tree] = {
     "pretrained": {"lr": 3e-4, "epochs": 4.0},
     "scratch": {"lr": 1e-3, "epochs": 6.0},
     "frozen": {"lr": 1e-3, "epochs": 40.0, "weight_decay": 0.0},
+    "setfit": {"lr": 1e-4, "epochs": 4.0, "batch": 32, "weights": "last"},
 }
 COPYING = (
     "model.causal=false: every position attends to the token that it predicts, so the model learns to copy it and its "
@@ -255,6 +256,7 @@ def complete_finetune_config(tree: Tree) -> RunConfig:
     transfer, train = tree["transfer"], tree["train"]
     config.from_dict(TransferSettings, transfer, prefix="transfer")  # checks the types of what is used below
     init = "frozen" if transfer.get("freeze") else transfer.get("init", "pretrained")
+    init = "setfit" if transfer.get("method") == "setfit" else init
     task = labelled_task(tree["task"]["name"])
     check_task(tree, task, init)
     defaults = FINETUNE_DEFAULTS | DEFAULTS_BY_INIT.get(init, {}) | task.training_defaults
@@ -273,6 +275,8 @@ def complete_finetune_config(tree: Tree) -> RunConfig:
         tree["task"] = {"pool": "last" if causal else "mean"} | tree["task"]
     run_config = make_config(tree)
     settings = run_config.train
+    if run_config.transfer.method == "setfit":
+        check_setfit(run_config, task)
     if "layers" in names:
         check_layers(run_config.task.layers, run_config.model.depth)
     if transfer.get("freeze") and (settings.unfreeze or settings.layer_decay != 1):
@@ -298,6 +302,19 @@ def check_task(tree: Tree, task: type[LabelledTask], init: str) -> None:
         raise UserError(f"--freeze: {task.name} has no head that could be trained alone")
     if tree["transfer"].get("ensemble", 1) > 1 and not task.can_ensemble:
         raise UserError(f"transfer.ensemble: the outputs of {task.name} models cannot be averaged")
+
+
+def check_setfit(run_config: RunConfig, task: type[LabelledTask]) -> None:
+    """Reject tasks and heads that SetFit does not apply to."""
+    settings, transfer = run_config.task, run_config.transfer
+    if not task.predicts_classes or getattr(settings, "separator", None) is not None:
+        raise UserError(f"--method setfit: needs one class per row, which {task.name} rows do not have")
+    if transfer.freeze:
+        raise UserError("--method setfit: fine-tunes the backbone, so it conflicts with --freeze")
+    for name, plain in (("layers", "mix"), ("dense", "none")):
+        value = getattr(settings, name, plain)
+        if (value == plain) == (name == "layers"):
+            raise UserError(f"task.{name}: {value} needs a head that is trained, and SetFit's is a logistic regression")
 
 
 def override_direction(tree: Tree, *, causal: bool) -> Tree:

@@ -70,6 +70,7 @@ class TransferSettings:
     preset: str | None = None  # or the preset of a new model
     init: Literal["pretrained", "scratch"] = "pretrained"  # the source's weights, or only its architecture
     freeze: bool = False  # train the head alone, on cached features
+    method: Literal["finetune", "setfit"] = config.added("finetune")  # train the head, or SetFit for few labels
     bidirectional: bool | None = None  # use a causal backbone with (false) or without (true) its causal mask
     adapt_steps: int = 0  # steps of further pretraining on the task's own texts,
     adapt_lr: float | None = None  # at this learning rate; a third of the source's unless given

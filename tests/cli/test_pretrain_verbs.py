@@ -4,6 +4,8 @@ import json
 import shlex
 import shutil
 
+from headstock.train.model_card import render_card
+from headstock.train.run_folder import open_run
 from tests.commands import REVIEWS, SHORT_FINETUNING, run_verb, set_options, verb_result, write_rows
 
 
@@ -141,3 +143,8 @@ def test_a_checkpoint_is_found_from_inside_and_named_in_messages_and_cards(pretr
     call("export", folder, tmp_path / "hf")
     assert f"# {pretrained[0].name}, step {step}" in (tmp_path / "hf" / "README.md").read_text()
     assert f"step {step}" not in (pretrained[0] / "README.md").read_text()
+    results, final = open_run(folder).results(), open_run(pretrained[0]).results()
+    assert results["steps"] == int(step) and "intervals" not in results and results["parameters"] == final["parameters"]
+    earlier = open_run(min(folder.parent.iterdir(), key=lambda path: int(path.name.removeprefix("step-")))).results()
+    assert earlier["tokens"] < results["tokens"] and earlier["metrics"]["loss"] != results["metrics"]["loss"]
+    assert f"weights and the validation of step {step}" in render_card(open_run(folder))

@@ -85,7 +85,7 @@ def render_card(run: RunFolder) -> str:
         "Use it elsewhere": export_section(facts),
     }
     if run.step is not None:
-        title += f" These are the weights of step {run.step:,}; the results below are those of the finished run."
+        title += f" These are the weights and the validation of step {run.step:,}."
     body = "\n\n".join(f"## {heading}\n\n{text}" for heading, text in sections.items())
     return f"# {escape_markdown(run.title)}\n\n{title}\n\n{body}\n"
 

@@ -30,8 +30,9 @@ from headstock.train.tensors import MANIFEST, check_finite, find_damage, read_sh
 
 SECTIONS = {"model", "task", "data", "train"}  # of every run's config.json
 FILES = ("config", "data", "tokenizer", "source_tokenizer", "results", "manifest")
+PROGRESS = "progress.json"  # the training state of a checkpoint
 STEP = "step-"  # followed by the number of the step: the folder of a checkpoint
-CHECKPOINTS: FolderLayout = {f"{STEP}*": {"*.safetensors": None, "progress.json": None, "manifest.json": None}}
+CHECKPOINTS: FolderLayout = {f"{STEP}*": {"*.safetensors": None, PROGRESS: None, MANIFEST: None}}
 # everything that a run folder may contain: a folder with anything else in it is not replaced
 LAYOUT: dict[str, FolderLayout | None] = {f"{name}.json": None for name in FILES}
 LAYOUT |= {"model.safetensors": None, "metrics.jsonl": None, "predictions.jsonl": None, "adapt.txt": None}
@@ -323,8 +324,24 @@ class CheckpointRunFolder(RunFolder):
     def exists(self) -> bool:
         return self.is_named() and (self.path / MANIFEST).is_file()
 
+    def is_finished(self) -> bool:
+        return self.run.is_finished()
+
     def read(self, name: str) -> dict[str, Any]:
         return self.run.read(name)
+
+    def results(self) -> dict[str, Any]:
+        """The results of the run with those of this step's validation in place of the final ones."""
+        results, progress = super().results(), config.read_settings(self.path / PROGRESS)
+        metrics = progress["valid"]
+        if "valid" in results:  # of a fine-tuned run
+            results["valid"] = metrics | {"rows": results["valid"]["rows"], "intervals": {}}
+        for name in ("intervals", "samples", "test", "details"):  # of the final weights
+            results.pop(name, None)
+        own = {"steps": self.step, "tokens": progress["tokens"], "seconds": progress["seconds"], "metrics": metrics}
+        own |= {name: metrics[name] for name in ("perplexity", "bits_per_byte") if name in metrics}
+        total, read = self.data().get("valid_tokens"), progress.get("valid_tokens")
+        return results | own | ({"measured_share": min(1.0, read / total)} if total and read else {})
 
     @property
     def tokenizer_file(self) -> Path:

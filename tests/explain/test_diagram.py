@@ -31,6 +31,11 @@ CASES = {
     "lstm": ("lstm-nano", [], {}),
     "gru": ("gru-nano", ["hidden=128"], {}),
     "elmo": ("elmo-nano", [], {}),
+    "plain-rnn": ("rnn-nano", [], {}),
+    "bitransformer": ("bilm-nano", [], {}),
+    "ngram": ("ngram-nano", ["depth=3"], {}),
+    "gru-seq2seq": ("gru-s2s-nano", [], {}),
+    "gru-two-vocabularies": ("gru-s2s-nano", ["model.source_vocabulary=900"], {}),
     "classes": ("gpt-nano", ["layers=mix"], {"task": "classify", "classes": 3}),
     "tags": ("elmo-nano", [], {"task": "tag", "classes": 3}),
     "answers": ("bert-nano", [], {"task": "answer"}),
@@ -62,9 +67,11 @@ def test_every_module_shows_its_count(case):
     svg = model_svg(subject, params)
     text = " ".join(text for _, _, text in words_of(svg))
     for module in params.modules:
-        is_box = module.path.count(".") <= 1 or re.search(r"\*\.(attention|cross|feed|cells|project)$", module.path)
-        is_container = module.path in ("backbone", "heads", "backbone.encoder", "backbone.decoder", "backbone.stack")
-        if is_box and not module.tensor and not is_container and module.path not in ("backbone.ahead", "backbone.back"):
+        inner = re.search(r"(\*|\d)\.(attention|cross|feed|cells|project|up|down)$", module.path)
+        is_box = module.path.count(".") <= 1 or (inner and "feed." not in module.path)
+        containers = r"heads|backbone(\.(encoder|decoder|stack|ahead|back|forwards|backwards|layers))?"
+        is_container = re.fullmatch(containers, module.path)
+        if is_box and not module.tensor and not is_container:
             assert f"{module.value:,}" in text, module.path
     assert f"{params.total:,} parameters" in text
 
@@ -80,6 +87,22 @@ def test_boxes_do_not_overlap_and_stay_inside(case):
         for a, b, wide, high in boxes[i + 1 :]:
             apart = a >= x + width or x >= a + wide or b >= y + height or y >= b + high
             assert apart, (boxes[i], (a, b, wide, high))
+
+
+def test_directions_and_ngrams_are_drawn_from_their_blocks():
+    words = words_of(model_svg(*subject_and_parameters("bitransformer")))
+    columns = {text: x for x, _, text in words if text.startswith("causal")}
+    assert columns["causal"] < 0 < columns["causal from right to left"]
+    assert sum(text == "Self-attention" for _, _, text in words) == 2 and "× 2" in {text for _, _, text in words}
+    svg = model_svg(*subject_and_parameters("bitransformer"))
+    assert (svg.count('class="allowed"'), svg.count('class="masked"')) == (20, 12)
+    svg = model_svg(*subject_and_parameters("ngram"))
+    concatenation, hidden, head = heights(svg, "Concatenation", "Hidden layer", "Language model head")
+    assert concatenation > hidden > head and "× 2" in svg and "640 → 1,040, tanh" in svg and "128 → 1,040, tanh" in svg
+    svg = model_svg(*subject_and_parameters("gru-seq2seq"))
+    cells, attention = heights(svg, "GRU", "Attention over the source")
+    assert cells > attention and "shared" in svg and "right to left" in svg
+    assert "shared" not in model_svg(*subject_and_parameters("gru-two-vocabularies"))
 
 
 def test_norms_are_drawn_before_or_after_their_sublayers():

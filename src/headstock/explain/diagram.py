@@ -1,22 +1,29 @@
 """The architecture of a model as a diagram: the modules a text passes through, with shapes and parameter counts."""
 
+import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from headstock.cost.model import model_dimensions
 from headstock.explain import document as doc
-from headstock.explain.parameters import ParameterFacts
+from headstock.explain.parameters import ModuleCount, ParameterFacts
 from headstock.explain.parameters_document import module_table
 from headstock.explain.subject import ExplainSubject
 from headstock.explain.svg import GAP, SKIP, WIDTH, Box, Diagram
 from headstock.explain.symbols import formula, in_text
+from headstock.model.backbones.bidirectional_transformer import BidirectionalTransformer
 from headstock.model.backbones.elmo import Elmo
 from headstock.model.backbones.encoder_decoder import EncoderDecoder
+from headstock.model.backbones.ngram import NGram
 from headstock.model.backbones.recurrent import Recurrent
+from headstock.model.backbones.recurrent_encoder_decoder import RecurrentEncoderDecoder
 from headstock.model.backbones.transformer import Transformer
 from headstock.tasks.base import TASKS
 
 RIGHT = WIDTH / 2 + 16  # from the centre of a column to the frame around repeated layers
 LEFT = WIDTH / 2 + SKIP + 14
+BESIDE = (LEFT + RIGHT + 24) / 2  # from the middle of two columns to the centre of each
 HEADS = {
     "token": ("Language model head", "a logit for every vocabulary entry", "(B, T, V)"),
     "next": ("Next-sentence head", "does the second text follow the first?", "(B, 2)"),
@@ -31,6 +38,12 @@ MASKS: dict[tuple[str, ...], str] = {
     ("causal",): "causal",
     ("full",): "bidirectional",
     ("causal", "full"): "causal or bidirectional, row by row",
+    ("backward",): "causal from right to left",
+}
+CELLS = {
+    "lstm": ("LSTM", "hidden and cell state"),
+    "gru": ("GRU", "hidden state"),
+    "rnn": ("Plain recurrence (tanh)", "hidden state"),
 }
 
 
@@ -46,10 +59,15 @@ class ModelDiagram(Diagram):
 
     def draw(self) -> "ModelDiagram":
         backbone = self.subject.model.backbone
-        if isinstance(backbone, EncoderDecoder):
-            self.draw_encoder_decoder()
-        elif isinstance(backbone, Elmo):
-            self.draw_elmo()
+        families: dict[type, Callable[[], None]] = {
+            EncoderDecoder: self.draw_encoder_decoder,
+            RecurrentEncoderDecoder: self.draw_recurrent_encoder_decoder,
+            Elmo: self.draw_elmo,
+            BidirectionalTransformer: self.draw_bidirectional_transformer,
+            NGram: self.draw_ngram,
+        }
+        if draw_family := families.get(type(backbone)):
+            draw_family()
         elif not isinstance(backbone, Transformer | Recurrent):
             self.draw_other()
         else:
@@ -71,9 +89,14 @@ class ModelDiagram(Diagram):
 
     def module_box(self, name: str, kind: str, path: str, *lines: str, masks: tuple[str, ...] = ()) -> Box:
         """A module with its parameter count, where it has parameters."""
-        module = self.modules.get(path)
-        count, form = ("", "") if module is None else (f"{module.value:,}", in_text(module.formula))
+        module = self.module(path)
+        count = "" if module is None else f"{module.value:,}"
+        form = "" if module is None or not has_symbols(module) else in_text(module.formula)
         return Box(name, kind, count, form, lines, masks)
+
+    def module(self, path: str) -> ModuleCount | None:
+        """A module; where a family has no closed form, equal layers are not merged, and the first stands for all."""
+        return self.modules.get(path) or self.modules.get(path.replace("*", "0"))
 
     # A column, from the bottom up
 
@@ -100,12 +123,20 @@ class ModelDiagram(Diagram):
 
     def draw_embedding(self, path: str, *, table: str = "", tokens: str = "tokens") -> float:
         """Token embedding and what is added to it; returns the y of the table, which a head may share."""
-        config = self.config
         shape = "(B, S" if tokens == "source" else "(B, T"
-        self.draw_tokens(tokens, f"{shape})")
-        scaled = "row lookup, scaled by √D" if getattr(config, "embed_scale", False) else "row lookup"
-        table_y = self.place(self.module_box("Token embedding", "embedding", table or f"{path}.tokens", scaled))
-        added = []
+        table_y = self.draw_table(table or f"{path}.tokens", tokens, f"{shape})")
+        self.draw_summands(path, f"{shape}, D)")
+        return table_y
+
+    def draw_table(self, path: str, tokens: str, shape: str) -> float:
+        """The tokens and their embedding; returns its y."""
+        self.draw_tokens(tokens, shape)
+        scaled = "row lookup, scaled by √D" if getattr(self.config, "embed_scale", False) else "row lookup"
+        return self.place(self.module_box("Token embedding", "embedding", path, scaled))
+
+    def draw_summands(self, path: str, shape: str) -> None:
+        """Positions and segments, as far as there are any, and a norm."""
+        config, added = self.config, []
         if getattr(config, "positions", None) in POSITIONS:
             added.append(("Positions", POSITIONS[config.positions], f"{path}.positions"))
         if getattr(config, "segments", 0):
@@ -115,13 +146,15 @@ class ModelDiagram(Diagram):
         if getattr(config, "embed_norm", False):
             self.place_norm(f"{path}.embed_norm", length=GAP + (10 if added else 0))
             added = []
-        self.arrow(f"{shape}, D)", length=GAP + (18 if added else 6), tip=False)
-        return table_y
+        self.arrow(shape, length=GAP + (18 if added else 6), tip=False)
 
     def draw_added(self, name: str, description: str, path: str, *, gap: float) -> None:
         """A term that is added from the side."""
-        module, width = self.modules.get(path), WIDTH / 2 - 28
-        text = description if module is None else f"{in_text(module.formula)} = {module.value:,}"
+        module, width = self.module(path), WIDTH / 2 - 28
+        text = description
+        if module is not None:
+            form = f"{in_text(module.formula)} = " if has_symbols(module) else ""
+            text = f"{form}{module.value:,}"
         box, centre = Box(name, "plain" if module is None else "embedding", lines=(text,)), self.x + 28 + width / 2
         y = self.y - gap - box.height / 2
         self.line((self.x, self.y), (self.x, y + 10))
@@ -156,7 +189,9 @@ class ModelDiagram(Diagram):
     def close_frame(self, low: float, path: str) -> None:
         """The frame around repeated layers."""
         self.arrow(length=28, tip=False)
-        self.frame(self.x, low, self.y, f"× {self.modules[path].times}", left=LEFT, right=RIGHT)
+        merged = self.modules.get(path)
+        times = merged.times if merged else sum(fullmatch(path, other) for other in self.modules)
+        self.frame(self.x, low, self.y, f"× {times}", left=LEFT, right=RIGHT)
 
     def draw_residual(self, sublayer: Box, path: str) -> float:
         """A sublayer with its skip connection and norm; returns the y of the sublayer's centre."""
@@ -233,18 +268,18 @@ class ModelDiagram(Diagram):
         self.text(10, top - 34, "(B, S, D)", "shape")
         self.draw_heads(target_y)
 
-    def draw_cells(self, stack: str, direction: str) -> None:
+    def draw_cells(self, stack: str, direction: str, *, tokens: str = "T") -> None:
         """Recurrent layers; each step also receives the state of the step before."""
         config, low, path = self.config, self.y, f"{stack}.layers.*"
-        kind, state = {"lstm": ("LSTM", "hidden and cell state"), "gru": ("GRU", "hidden state")}[config.cell]
+        kind, state = CELLS[config.cell]
         lines = (direction, f"recurrent: {state}")
         self.arrow()
         bottom, edge = self.y - 13, self.x - WIDTH / 2
         self.place(self.module_box(f"{kind}, {config.hidden} units", "cells", f"{path}.cells", *lines))
         loop_x, top = edge - SKIP + 10, self.y + 13
         self.line((edge, top), (loop_x, top), (loop_x, bottom), (edge, bottom))
-        if f"{path}.project" in self.modules:
-            self.arrow("(B, T, H)", length=GAP + 4)
+        if self.module(f"{path}.project") is not None:
+            self.arrow(f"(B, {tokens}, H)", length=GAP + 4)
             self.place(self.module_box("Output projection", "plain", f"{path}.project"))
         self.close_frame(low, path)
 
@@ -256,23 +291,99 @@ class ModelDiagram(Diagram):
         self.place(self.module_box(f"{self.subject.config.family.capitalize()} backbone", "cells", "backbone", *lines))
         self.draw_heads(0)
 
-    def draw_elmo(self) -> None:
-        """One embedding, a forward and a backward stack, and their concatenation."""
-        distance = (LEFT + RIGHT + 24) / 2
-        table_y = self.draw_embedding("backbone")
+    def draw_directions(self, draw: Callable[[str, str], None], stacks: dict[str, str], shape: str) -> None:
+        """A stack that reads forward beside one that reads backward, and the concatenation of what they return."""
         y, tops = self.y, []
-        for x, stack, direction in ((-distance, "ahead", "left to right"), (distance, "back", "right to left")):
+        for x, (stack, direction) in zip((-BESIDE, BESIDE), stacks.items(), strict=True):
             self.line((0, y), (x, y), (x, y - 14), tip=False)
             self.x, self.y = x, y - 14
-            self.draw_cells(f"backbone.{stack}", direction)
+            draw(stack, direction)
             tops.append(self.y)
         self.dot(0, y)
         self.x, self.y = 0.0, min(tops) - GAP - 12
-        for x in (-distance, distance):
+        for x in (-BESIDE, BESIDE):
             self.line((x, tops[0]), (x, self.y + 14), (x / 3, self.y + 14), (x / 3, self.y))
-            self.text(x + 10, tops[0] - 8, "(B, T, D)", "shape")
+            self.text(x + 10, tops[0] - 8, shape, "shape")
         self.place(Box("Concatenation", "plain", lines=("the states of both directions at each token",)))
-        self.draw_heads(table_y, width="2D", side=distance + RIGHT + 16)
+
+    def draw_elmo(self) -> None:
+        """One embedding, a forward and a backward stack of cells."""
+        table_y = self.draw_embedding("backbone")
+        stacks = {"backbone.ahead": "left to right", "backbone.back": "right to left"}
+        self.draw_directions(self.draw_cells, stacks, "(B, T, D)")
+        self.draw_heads(table_y, width="2D", side=BESIDE + RIGHT + 16)
+
+    def draw_bidirectional_transformer(self) -> None:
+        """One embedding, and a causal Transformer in each direction, with positions of its own."""
+
+        def draw(stack: str, mask: str) -> None:
+            self.draw_summands(stack, "(B, T, D)")
+            self.draw_blocks(stack, (mask,))
+
+        table_y = self.draw_table("backbone.forwards.tokens", "tokens", "(B, T)")
+        self.arrow("(B, T, D)", length=GAP + 6, tip=False)
+        self.draw_directions(draw, {"backbone.forwards": "causal", "backbone.backwards": "backward"}, "(B, T, D)")
+        self.draw_heads(table_y, width="2D", side=BESIDE + RIGHT + 16)
+
+    def draw_recurrent_encoder_decoder(self) -> None:
+        """A bidirectional encoder, a decoder beside it, and attention of the decoder's output over the source."""
+        backbone, distance = self.subject.model.backbone, BESIDE + LEFT + RIGHT + 76
+        shared = backbone.source_tokens is backbone.tokens
+        table = "backbone.tokens" if shared else "backbone.source_tokens"
+        source_y = self.draw_embedding("backbone", table=table, tokens="source")
+        stacks = {"backbone.forwards": "left to right", "backbone.backwards": "right to left"}
+        self.draw_directions(partial(self.draw_cells, tokens="S"), stacks, "(B, S, D)")
+        self.arrow("(B, S, 2D)", length=GAP + 4)
+        self.place(self.module_box("Projection of both directions", "plain", "backbone.join"))
+        top, self.x, self.y = self.y, distance, 0.0
+        target_y = self.draw_embedding("backbone", table="backbone.tokens", tokens="target so far")
+        if shared:
+            self.line((WIDTH / 2, source_y), (distance - WIDTH / 2, target_y), tip=False, kind="tied")
+            self.text(distance / 2, source_y - 7, "shared", "soft", "middle")
+        self.draw_cells("backbone.decoder", "left to right")
+        self.arrow("(B, T, D)", length=GAP + 8)
+        lines = ("queries from the decoder, keys and values from", "the encoder; concatenated with the query, tanh")
+        attention_y = self.place(self.module_box("Attention over the source", "cross", "backbone.attention", *lines))
+        between = distance - LEFT - 38
+        corners = ((0, top - 26), (between, top - 26), (between, attention_y))
+        self.line((0, top), *corners, (distance - WIDTH / 2, attention_y))
+        self.text(10, top - 34, "(B, S, D)", "shape")
+        self.draw_heads(target_y)
+
+    def draw_ngram(self) -> None:
+        """The embeddings of the last tokens side by side, and hidden layers."""
+        config = self.config
+        table_y = self.draw_embedding("backbone")
+        self.arrow(length=8)
+        lines = (f"the vectors of the last {config.order} tokens, zero before the first",)
+        self.place(Box("Concatenation", "plain", lines=lines))
+        self.draw_hidden_layer("backbone.layers.0", config.order * config.width, "(B, T, ND)")
+        if config.depth > 1:
+            self.arrow(length=14, tip=False)
+            low = self.y
+            self.draw_hidden_layer("backbone.layers.1", config.width, "(B, T, D)")
+            self.arrow(length=28, tip=False)
+            self.frame(self.x, low, self.y, f"× {config.depth - 1}", left=LEFT, right=RIGHT)
+        self.draw_heads(table_y)
+
+    def draw_hidden_layer(self, path: str, inputs: int, shape: str) -> None:
+        config = self.config
+        self.arrow(shape, length=GAP + 4)
+        widths = f"{inputs:,} → {config.hidden:,}, tanh"
+        self.place(self.module_box(f"Hidden layer, {config.hidden:,} units", "feed", f"{path}.up", widths))
+        self.arrow("(B, T, F)", length=GAP + 4)
+        widths = f"{config.hidden:,} → {config.width:,}"
+        self.place(self.module_box("Output projection", "plain", f"{path}.down", widths))
+
+
+def has_symbols(module: ModuleCount) -> bool:
+    """Whether the formula of a module says more than its count."""
+    return bool(getattr(module.formula, "free_symbols", None))
+
+
+def fullmatch(pattern: str, path: str) -> bool:
+    """Whether a path is one of the layers that a pattern with * stands for."""
+    return re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), path) is not None
 
 
 def shape_symbols(subject: ExplainSubject) -> dict[str, str]:
@@ -289,6 +400,8 @@ def shape_symbols(subject: ExplainSubject) -> dict[str, str]:
         meanings["H"] = f"recurrent units: {config.hidden:,}"
     elif getattr(config, "hidden", width) != width:
         meanings["F"] = f"feed-forward width: {config.hidden:,}"
+    if hasattr(config, "order"):
+        meanings["N"] = f"tokens that a prediction depends on: {config.order}"
     if hasattr(config, "vocabulary"):
         meanings["V"] = f"vocabulary size: {config.vocabulary:,}"
     if getattr(config, "source_vocabulary", None):

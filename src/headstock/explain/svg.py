@@ -25,7 +25,7 @@ class Box:
     count: str = ""
     formula: str = ""
     lines: Sequence[str] = ()
-    masks: Sequence[str] = ()  # thumbnails of attention masks: "causal", "full"
+    masks: Sequence[str] = ()  # thumbnails of attention masks: "causal", "full", "backward"
 
     @property
     def height(self) -> float:
@@ -80,7 +80,8 @@ class Diagram:
         """A thumbnail of an attention mask: rows are queries, columns are keys."""
         for row in range(size):
             for column in range(size):
-                state = "allowed" if kind == "full" or column <= row else "masked"
+                allowed = {"causal": column <= row, "backward": column >= row}.get(kind, True)
+                state = "allowed" if allowed else "masked"
                 corner = f'x="{x + 6 * column:g}" y="{y + 6 * row:g}"'
                 self.parts.append(f'<rect class="{state}" {corner} width="5" height="5" rx="1"/>')
 

@@ -20,13 +20,16 @@ from headstock.explain.attention import (
 )
 from headstock.explain.attention_document import SCALE, attention_document, packed
 from headstock.explain.inputs import EncodedInput, encode_file, encode_input
+from headstock.explain.masks import explain_model_masks
 from headstock.explain.render_document import page
 from headstock.model.attention_mask import AttentionMask
 from headstock.model.attention_weights import AttentionRecord, attention_hook, attention_modules, record_attention
+from headstock.model.backbones.bidirectional_transformer import BidirectionalTransformer, BidirectionalTransformerConfig
 from headstock.model.batch import Batch
+from headstock.model.model import Model
 from headstock.train.finetune import finetune
 from tests.conftest import TINY
-from tests.model.small import SIZES, small_model, some_tokens
+from tests.model.small import SIZES, small_model, some_tokens, stir
 from tests.report.browsing import open_tab, view_page
 from tests.tasks.parallel import QUICK, sentences, write
 
@@ -179,6 +182,29 @@ def test_file_average_is_independent_of_padding():
         )  # of the texts that have a sixth position
 
 
+@torch.no_grad()
+def test_both_directions_are_named_and_in_the_order_of_the_text():
+    torch.manual_seed(0)
+    backbone = BidirectionalTransformer(BidirectionalTransformerConfig(**SIZES))
+    stir(backbone)
+    model, tokens = Model(backbone, {}).eval(), some_tokens(1, 6)
+    records = attention_patterns(model, Batch(tokens))
+    kinds = [(record.kind, record.layer) for record in records]
+    assert kinds == [("forward", 1), ("forward", 2), ("backward", 1), ("backward", 2)]
+    mirrored = attention_patterns(Model(backbone.backwards, {}), Batch(tokens.flip(1)))
+    assert torch.equal(records[3].weights, mirrored[1].weights.flip(-2, -1))
+    assert records[2].weights.tril(-1).max() == 0 < records[2].weights.triu(1).max()
+    facts = explain_attention(model, EncodedInput(Batch(tokens), [str(i) for i in range(6)]), "both")
+    assert all(check.holds for check in facts.checks()) and facts.future == facts.past == 0
+    assert [(layer.where, layer.layer) for layer in facts.maps] == kinds
+    html = page(attention_document(facts, "a text"))
+    assert "Forward self-attention" in html and "Backward self-attention" in html and "Decoder" not in html
+    masks = explain_model_masks(model, EncodedInput(Batch(tokens), [str(i) for i in range(6)]), "both")
+    counts = [(mask.attention, mask.masked, mask.expected) for mask in masks]
+    assert counts == [("forward", 15, 15), ("backward", 15, 15)]
+    assert "later positions" in masks[1].reason and not masks[1].allowed[5][0] and masks[1].allowed[0][5]
+
+
 # Runs
 
 
@@ -257,7 +283,7 @@ def test_invalid_input_is_one_error_line(call, runs, tmp_path):
         ([runs / "gpt", long], f"{count} tokens with special tokens, and this run reads 32"),
         ([runs / "gpt", "Anne", "--where", "cross"], "has no cross-attention, only decoder self-attention"),
         ([runs / "gpt", "Anne", "--where", "corss"], "did you mean 'cross'"),
-        ([runs / "lstm", "Anne"], "has no attention (families that have it: seq2seq, transformer)"),
+        ([runs / "lstm", "Anne"], "has no attention (families that have it: bitransformer, seq2seq, transformer)"),
         ([runs / "gpt", "Anne", "Ben"], "one text, found 2"),
         ([runs / "gpt", " "], "the text is empty"),
         ([runs / "gpt"], "no text: give one, or name a --file"),

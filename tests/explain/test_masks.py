@@ -126,7 +126,8 @@ def test_model_masks_are_those_applied():
     }
     assert facts["cross"].tokens == words and facts["cross"].keys == list("xyz")
     lstm = Model(Recurrent(RecurrentConfig(vocabulary=20, width=8, hidden=8)), {})
-    with pytest.raises(UserError, match=r"has no attention \(families that have it: seq2seq, transformer\)"):
+    families = "bitransformer, seq2seq, transformer"
+    with pytest.raises(UserError, match=rf"has no attention \(families that have it: {families}\)"):
         explain_model_masks(lstm, EncodedInput(Batch(row), words), "lstm")
 
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 explain = command_group("explain", "Look inside", "Show what a run or a preset consists of and what it computes.")
 
 TEXT_HELP = "A text; two for a task that reads pairs, or a question and its context."
-ATTENTION_KINDS = ("encoder", "decoder", "cross")
+ATTENTION_KINDS = ("encoder", "decoder", "cross", "forward", "backward")
 Text = Annotated[list[str], typer.Argument(help=TEXT_HELP, show_default=False)]
 OptionalText = Annotated[list[str] | None, typer.Argument(help=TEXT_HELP, show_default=False)]
 Out = Annotated[Path | None, "Write a page (.html), or its main picture (.svg)."]
-Where = Annotated[str | None, "encoder, decoder or cross; all of them by default."]
+Where = Annotated[str | None, "encoder, decoder or cross; forward or backward of a bidirectional model; default: all."]
 Target = Annotated[str | None, "Decoder input of an encoder-decoder; default: its output."]
 LeftToRight = Annotated[bool, "Run a hybrid model with a causal mask, as it generates."]
 Label = Annotated[str | None, "The label of the text; default: the run's prediction."]

@@ -18,6 +18,7 @@ from headstock.explain.document import Check
 from headstock.explain.hooks import transformer_families
 from headstock.explain.inputs import EncodedInput
 from headstock.model.attention_weights import AttentionRecord, attention_modules, record_attention
+from headstock.model.backbones.bidirectional_transformer import BidirectionalTransformer
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 
@@ -59,7 +60,8 @@ def need_attention(model: Model, name: str, kind: str | None = None) -> None:
     kinds = sorted({kind for kind, _, _ in attention_modules(model)})
     if not kinds:
         lacking = f"its {model.backbone.name} backbone has no attention"
-        raise UserError(f"{name}: {lacking} (families that have it: {transformer_families()})")
+        families = f"{BidirectionalTransformer.name}, {transformer_families()}"
+        raise UserError(f"{name}: {lacking} (families that have it: {families})")
     if kind is not None and kind not in kinds:
         missing = {"cross": "cross-attention"}.get(kind, kind)
         hint = " (an encoder-decoder has it: presets seq2seq-*)" if kind == "cross" else ""
@@ -73,7 +75,7 @@ def need_attention(model: Model, name: str, kind: str | None = None) -> None:
 class HeadFacts:
     """One head: means over all positions that could attend to more than one."""
 
-    where: str  # encoder, decoder or cross
+    where: str  # an AttentionKind
     layer: int  # from 1
     head: int  # from 1
     measures: dict[str, float | None]
@@ -102,7 +104,8 @@ class AttentionFacts:
     positions: int  # queries in total
     sum_error: float  # the largest deviation of a row's sum from 1
     masked: float  # the largest weight on a masked position
-    future: float | None  # the largest weight of a decoder on a later position
+    future: float | None  # the largest weight on a later position of a stack that reads causally
+    past: float | None  # the largest weight on an earlier position of a stack that reads backward
     fused_error: float  # of these weights times the values, relative to the model's own fused attention
     notes: list[str] = field(default_factory=list)
 
@@ -122,6 +125,9 @@ class AttentionFacts:
         ]
         if self.future is not None:
             checks.append(Check("no weight on the future", self.future == 0, f"largest weight {self.future:g}"))
+        if self.past is not None:
+            claim = "no weight of the backward direction on the past"
+            checks.append(Check(claim, self.past == 0, f"largest weight {self.past:g}"))
         error = f"relative error {self.fused_error:.1e}"
         return [*checks, Check("these weights reproduce the model's attention output", self.fused_error < 1e-3, error)]
 
@@ -140,6 +146,7 @@ class AttentionFacts:
             "sum_error": self.sum_error,
             "masked": self.masked,
             "future": self.future,
+            "past": self.past,
             "fused_error": self.fused_error,
             "checks": [vars(check) for check in self.checks()],
             "notes": self.notes,
@@ -199,6 +206,7 @@ class AttentionMeter:
         self.layers: dict[tuple[str, int], LayerSums] = {}
         self.sum_error = self.masked = self.fused_error = 0.0
         self.future: float | None = None
+        self.past: float | None = None
 
     def update(self, record: AttentionRecord, real: Tensor) -> None:
         """Add a record; `real` (B, T) is True where a query is not padding."""
@@ -207,8 +215,10 @@ class AttentionMeter:
         self.sum_error = max(self.sum_error, float((weights.sum(-1) - real[:, None].float()).abs().max()))
         self.masked = max(self.masked, float((weights * ~record.allowed).max()))
         self.fused_error = max(self.fused_error, record.error)
-        if record.kind == "decoder":
+        if record.kind in ("decoder", "forward"):
             self.future = max(self.future or 0.0, float(weights.triu(1).max()))
+        if record.kind == "backward":
+            self.past = max(self.past or 0.0, float(weights.tril(-1).max()))
         choices = allowed.sum(-1)[:, 0]  # (B, T)
         counted = choices > 1  # a query with one key has no choice
         uniform = (allowed / choices.clamp(min=1)[:, None, :, None])[:, :1]  # (B, 1, T, S)
@@ -255,6 +265,7 @@ class AttentionMeter:
             sum_error=self.sum_error,
             masked=self.masked,
             future=self.future,
+            past=self.past,
             fused_error=self.fused_error,
             **counts,
         )

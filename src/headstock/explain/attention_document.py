@@ -18,11 +18,19 @@ from headstock.report.theme import SOFT
 
 SCALE = 1000  # weights are stored as multiples of a thousandth
 BLUE = (0.13, 0.52, 0.78)  # legible on light and dark pages
-TITLES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention", "cross": "Cross-attention"}
+TITLES = {
+    "encoder": "Encoder self-attention",
+    "decoder": "Decoder self-attention",
+    "cross": "Cross-attention",
+    "forward": "Forward self-attention",
+    "backward": "Backward self-attention",
+}
 DESCRIPTIONS = {
     "encoder": "Each position attends to every position of the text.",
     "decoder": "Each position attends to itself and to earlier positions.",
     "cross": "Each target position attends to the source. It is labelled with the token it reads.",
+    "forward": "This stack reads from left to right: each position attends to itself and to earlier positions.",
+    "backward": "This stack reads from right to left: each position attends to itself and to later positions.",
 }
 MAIN_MEASURES = ("entropy", "distance", "first")  # shown first
 PERCENTAGES = ("first", "itself", "previous", "next")
@@ -116,8 +124,9 @@ def packed(weights: np.ndarray) -> str:
 
 def attention_picture(facts: AttentionFacts) -> str:
     """All heads side by side; a single one with its tokens."""
-    if len({layer.where for layer in facts.maps}) > 1:
-        raise UserError("--out: an .svg holds one kind of attention; choose with --where encoder, decoder or cross")
+    sites = list(dict.fromkeys(layer.where for layer in facts.maps))
+    if len(sites) > 1:
+        raise UserError(f"--out: an .svg holds one kind of attention; choose with --where {' or '.join(sites)}")
     if len(facts.maps) == 1 and len(facts.maps[0].weights) == 1:
         return head_picture(facts, facts.maps[0])
     layers, heads = len(facts.maps), len(facts.maps[0].weights)

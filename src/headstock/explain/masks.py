@@ -32,8 +32,10 @@ REASONS = {
     "prefix": "The prefix is bidirectional; what follows is causal and attends to all of the prefix. In an "
     "encoder-decoder the source is that prefix: the encoder's mask, the decoder's causal mask and the cross-attention "
     "are the blocks of this matrix, and the encoder never sees the target.",
+    "backward": "This stack reads from right to left: each position attends to itself and to later positions.",
     "cross": "Every target position attends to the whole source, which is encoded before the target is generated.",
 }
+CAUSAL_KINDS = ("decoder", "forward", "backward")  # of attention; backward is causal from right to left
 MAX_ROWS = 32  # tokens up to which a page lists them one by one
 
 
@@ -211,11 +213,11 @@ def explain_model_masks(model: Model, text: EncodedInput, name: str, *, where: s
         if where not in (None, attention):
             continue
         queries = source if attention == "encoder" and source else tokens
-        keys = tokens if attention == "decoder" else source or tokens
+        keys = tokens if attention in CAUSAL_KINDS else source or tokens
         is_causal = len(queries) > 1 and not allowed.triu(1).any()
-        kind: MaskKind = "causal" if is_causal or attention == "decoder" else "none"
+        kind: MaskKind = "causal" if is_causal or attention in CAUSAL_KINDS else "none"
         formula, expected = masked_count(kind, len(queries))
-        reason = REASONS["cross" if attention == "cross" else kind]
+        reason = REASONS[attention if attention in ("cross", "backward") else kind]
         title = f"{name}: {'cross-attention' if attention == 'cross' else attention}"
         axes = (list(queries), list(keys), allowed.tolist())
         facts.append(MaskFacts(kind, title, *axes, formula, expected, reason, attention))

@@ -16,16 +16,18 @@ from headstock.model.backbones.transformer import Transformer
 from headstock.model.layers import Attention, AttentionHook, Block
 from headstock.model.model import Model
 
-AttentionKind = Literal["encoder", "decoder", "cross"]
+AttentionKind = Literal["encoder", "decoder", "cross", "forward", "backward"]
+DIRECTIONS: dict[str, AttentionKind] = {"forwards": "forward", "backwards": "backward"}  # of a stack that is one of two
 
 
 @dataclass(frozen=True)
 class AttentionRecord:
     """The attention of one layer in one batch."""
 
-    kind: AttentionKind  # bidirectional self-attention, causal self-attention, or cross-attention
+    # bidirectional self-attention, causal self-attention, cross-attention, or one direction of a bidirectional LM
+    kind: AttentionKind
     layer: int  # from 1
-    weights: Tensor  # (B, H, T, S); each row sums to one
+    weights: Tensor  # (B, H, T, S) in the order of the text; each row sums to one
     allowed: Tensor  # (B or 1, 1, T, S) True where a query may attend
     error: float  # of the output recomputed from these weights, relative to the largest value
 
@@ -46,11 +48,12 @@ def record_attention(model: Model, callback: Callable[[AttentionRecord], None]) 
 def attention_modules(model: Model) -> list[tuple[AttentionKind, int, Attention]]:
     """Every attention module with its kind and layer, from the bottom up."""
     modules: list[tuple[AttentionKind, int, Attention]] = []
-    for stack in model.backbone.modules():
+    for name, stack in model.backbone.named_modules():
         if isinstance(stack, Transformer):
+            kind = DIRECTIONS.get(name, "decoder" if stack.causal else "encoder")
             for layer, module in enumerate(stack.blocks, 1):
                 block = cast(Block, module)
-                modules.append(("decoder" if stack.causal else "encoder", layer, block.attention))
+                modules.append((kind, layer, block.attention))
                 if block.cross is not None:
                     modules.append(("cross", layer, block.cross))
     return modules
@@ -61,13 +64,16 @@ def attention_hook(kind: AttentionKind, layer: int, callback: Callable[[Attentio
     def hook(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, output: Tensor) -> None:
         allowed = mask.dense(query.size(2), key.size(2), query.device)
         weights = attention_weights(query, key, allowed)
-        error = (weights @ value.float() - output.float()).abs().max() / output.abs().max().clamp(min=1e-30)
+        error = (weights @ value.to(weights) - output.to(weights)).abs().max() / output.abs().max().clamp(min=1e-30)
+        if kind == "backward":  # it reads the text from its end
+            weights, allowed = weights.flip(-2, -1), allowed.flip(-2, -1)
         callback(AttentionRecord(kind, layer, weights, allowed, float(error)))
 
     return hook
 
 
 def attention_weights(query: Tensor, key: Tensor, allowed: Tensor) -> Tensor:
-    """(B, H, T, S): softmax(Q K' / sqrt(K)), with scores of minus infinity where `allowed` is False."""
-    scores = query.float() @ key.float().transpose(-1, -2) / query.size(-1) ** 0.5
+    """(B, H, T, S): softmax(Q K' / sqrt(K)) in at least single precision; `allowed` is False where a weight is zero."""
+    precision = torch.promote_types(query.dtype, torch.float32)
+    scores = query.to(precision) @ key.to(precision).transpose(-1, -2) / query.size(-1) ** 0.5
     return scores.masked_fill(~allowed, -torch.inf).softmax(-1)

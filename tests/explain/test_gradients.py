@@ -13,9 +13,9 @@ from headstock.explain.gradients import (
     gradient_terms,
     trainable_copy,
 )
-from headstock.explain.hooks import cosine, vector_norm
 from headstock.explain.inputs import file_target, training_target
 from headstock.explain.recurrence import explain_recurrence
+from headstock.explain.residual_connections import cosine, vector_norm
 from headstock.model.batch import IGNORE_INDEX
 from tests.explain.pipelines import make_classifier, make_pipeline
 

@@ -95,9 +95,38 @@ def test_residual_and_prediction_commands(call, tmp_path):
     assert "Why this masked word" in out
 
 
+def test_interpretability_commands(call, tmp_path):
+    """Hook points, direct logit attribution, head ablation and activation patching of the bundled model."""
+
+    def result(*words):
+        return json.loads(call("explain", *words, "--json", "-q")[0].splitlines()[-1])
+
+    points = [point["name"] for point in result("hooks", STOCK)["points"]]
+    assert "blocks.3.attention.weights" in points and points[0] == "embedding" and points[-1] == "final_norm"
+    assert "blocks.*.attention.head_output" in call("explain", "hooks", "--preset", "gpt-nano", "-q")[0]
+    output = result("logits", STOCK, FILM, "--label", "great", "--versus", "bad")
+    assert output["error"] < 1e-5 and output["sum"] == pytest.approx(output["logit"])
+    assert "great" in output["target"] and "bad" in output["target"]
+    (tmp_path / "t.txt").write_text("I liked this film a lot, it was great.\n\nI did not like that one.\n")
+    output = result("heads", STOCK, "--file", tmp_path / "t.txt", "--method", "zero", "--out", tmp_path / "h.svg")
+    assert len(output["effects"]) == 20 and all(check["holds"] for check in output["checks"])
+    other = FILM.replace("again", "twice")
+    answers = ["--label", "great", "--versus", "bad", "--out", tmp_path / "p.html"]
+    output = result("patch", STOCK, FILM, "--corrupted", other, *answers)
+    assert all(check["holds"] for check in output["checks"]) and len(output["positions"]) == 3
+    check_sound(Outline(tmp_path / "p.html"))
+    assert (tmp_path / "h.svg").read_text().startswith("<svg")
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
+        (["heads", STOCK, "--file", "no-such-file.txt"], "no-such-file.txt"),
+        (["patch", STOCK, FILM, "--corrupted", FILM], "both texts give"),
+        (["patch", STOCK, FILM, "--corrupted", "a", "--corrupted", "b"], "--corrupted: found 2 texts"),
+        (["logits", STOCK, FILM, "--versus", "great", "--label", "great"], "--versus great: is the answer"),
+        (["induction", STOCK], "is no left-to-right language model"),
+        (["hooks", STOCK, "--out", "hooks.svg"], "hook points have no picture"),
         (["gradients", STOCK], "no text: give one, or name a --file"),
         (["gradients", STOCK, "a text", "--file", "x.txt"], "give a text or --file, not both"),
         (["gradients", STOCK, "--file", "x.txt", "--label", "good"], "--label goes with a text"),

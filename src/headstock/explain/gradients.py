@@ -20,19 +20,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headstock.explain.document import Check
-from headstock.explain.hooks import (
+from headstock.explain.hooks import block_stacks
+from headstock.explain.inputs import ExplainTarget
+from headstock.explain.residual_connections import (
     Ablation,
     Activations,
     Connection,
     ParameterGroups,
-    block_stacks,
     cosine,
     group_norms,
     record_activations,
     vector_norm,
     without_residuals,
 )
-from headstock.explain.inputs import ExplainTarget
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import Batch
 from headstock.model.heads import LMHead

@@ -9,9 +9,10 @@ import numpy as np
 
 from headstock.explain import document as doc
 from headstock.explain.gradients import DepthGradients, GradientFacts
-from headstock.explain.hooks import SUBLAYERS, Ablation
+from headstock.explain.hooks import SUBLAYERS
 from headstock.explain.recurrence import RecurrenceFacts
 from headstock.explain.render_document import Panel, chart_svg, picture_of, side_by_side, with_legend
+from headstock.explain.residual_connections import Ablation
 from headstock.explain.symbols import power_of_ten
 from headstock.report.format import pluralize
 from headstock.report.theme import ARMS, GRID, SOFT

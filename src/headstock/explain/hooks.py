@@ -1,84 +1,242 @@
-"""Records the residual stream of a Transformer at named points, and builds ablated copies without skip connections.
+"""Named points inside a model at which activations can be read and replaced, in the manner of TransformerLens.
 
-B rows, T tokens, D width. `resid_pre` is the residual stream that enters a layer, `resid_mid` the stream after its
-attention, `resid_cross` after its cross-attention (in decoders that have one), `resid_post` the stream that leaves it.
+B rows, T tokens (queries), S keys, D width, H heads, K head width, F hidden. Names follow those of the tensors:
+`blocks.0.attention.weights` is computed by the module that owns `backbone.blocks.0.attention.inputs.weight`. Of two
+stacks, each has its own prefix (`encoder.`, `decoder.`, `forwards.`, `backwards.`).
+
+>>> output, cache = run_with_cache(model, batch, ["blocks.*.attention.weights"])
+>>> output = run_with_hooks(model, batch, {"blocks.0.attention.head_output": lambda heads: heads * 0})
 """
 
-import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from headstock.errors import UserError
+from headstock.errors import UserError, did_you_mean
+from headstock.explain import document as doc
+from headstock.model.attention_mask import AttentionMask
+from headstock.model.attention_weights import masked_weights
 from headstock.model.backbone import BACKBONES, Backbone
 from headstock.model.backbones.encoder_decoder import EncoderDecoder
+from headstock.model.backbones.ngram import HiddenLayer, NGram
+from headstock.model.backbones.recurrent import RecurrentLayer, RecurrentStack
+from headstock.model.backbones.recurrent_encoder_decoder import GlobalAttention
 from headstock.model.backbones.transformer import Transformer
-from headstock.model.layers import Residual
+from headstock.model.batch import Batch, Output
+from headstock.model.layers import Attention, AttentionHook, Block
 from headstock.model.model import Model
 
-POINT_AFTER = {"attention": "resid_mid", "cross": "resid_cross", "feed": "resid_post"}  # by sublayer
+Site = Literal["input", "output", "query", "key", "value", "weights", "head_output"]
+HookFunction = Callable[[Tensor], Tensor | None]  # returns a replacement, or None to leave the activation as it is
+PointSpec = tuple[str, str, Site, str, str]  # name, submodule that it belongs to, and the fields of a HookPoint
+
+POINT_AFTER = {"attention": "resid_mid", "cross": "resid_cross", "feed": "resid_post"}  # the stream after a sublayer
 SUBLAYERS = {"attention": "attention", "cross": "cross-attention", "feed": "feed-forward"}  # display names
 
 
-class StreamPoint(NamedTuple):
-    """The residual stream at one named point."""
-
-    stack: str
-    layer: int  # from 1
-    name: str
-    value: Tensor  # (B, T, D)
-
-
 @dataclass(frozen=True)
-class Connection:
-    """One residual connection during a forward pass."""
+class HookPoint:
+    """A place in a model where an activation can be read and replaced."""
 
-    stack: str  # "stack"; "encoder" or "decoder" where there are two
-    layer: int  # from 1
-    sublayer: str  # a key of POINT_AFTER
-    residual: Residual
-    input: Tensor  # (B, T, D) H; a view used nowhere else, so that its gradient came through this connection
-    function: Callable[[Tensor], Tensor]  # the sublayer, with the masks and memories of this pass
-    output: Tensor  # (B, T, D) O
-
-    def added(self) -> Tensor:
-        """(B, T, D) what the sublayer adds to its input, recomputed: post-norm does not expose it."""
-        return self.function(self.input if self.residual.post else self.residual.norm(self.input))
+    name: str
+    shape: str
+    meaning: str
+    module: nn.Module = field(repr=False)
+    site: Site = "output"  # of the module
 
 
-@dataclass
-class Activations:
-    """The residual connections of a forward pass, in the order of computation."""
+def attention_points(sublayer: str, kind: str) -> list[PointSpec]:
+    return [
+        (f"{sublayer}.query", sublayer, "query", "(B, H, T, K)", f"queries of {kind}, as they enter the scores"),
+        (f"{sublayer}.key", sublayer, "key", "(B, H, S, K)", "keys"),
+        (f"{sublayer}.value", sublayer, "value", "(B, H, S, K)", "values"),
+        (f"{sublayer}.weights", sublayer, "weights", "(B, H, T, S)", "attention weights; each row sums to one"),
+        (f"{sublayer}.head_output", sublayer, "head_output", "(B, H, T, K)", "weights times values, of each head"),
+        (f"{sublayer}.output", sublayer, "output", "(B, T, D)", f"what {kind} adds to the stream"),
+    ]
 
-    connections: list[Connection] = field(default_factory=list)
 
-    def points(self, stack: str | None = None) -> list[StreamPoint]:
-        """The points in order; `resid_pre` once per stack, since a later one equals the `resid_post` before it."""
-        points = []
-        for connection in self.connections:
-            if stack in (None, connection.stack):
-                if connection.layer == 1 and connection.sublayer == "attention":
-                    points.append(StreamPoint(connection.stack, 1, "resid_pre", connection.input))
-                point = POINT_AFTER[connection.sublayer]
-                points.append(StreamPoint(connection.stack, connection.layer, point, connection.output))
-        return points
+POINTS: dict[type[nn.Module], list[PointSpec]] = {
+    Transformer: [("embedding", "blocks.0", "input", "(B, T, D)", "tokens with positions and segments")],
+    Block: [
+        ("resid_pre", "", "input", "(B, T, D)", "the residual stream that enters the layer"),
+        *attention_points("attention", "self-attention"),
+        ("resid_mid", "around_attention", "output", "(B, T, D)", "the stream after self-attention"),
+        *attention_points("cross", "cross-attention"),
+        ("resid_cross", "around_cross", "output", "(B, T, D)", "the stream after cross-attention"),
+        ("feed.hidden", "feed.down", "input", "(B, T, F)", "hidden units of the feed-forward layer"),
+        ("feed.output", "feed", "output", "(B, T, D)", "what the feed-forward layer adds to the stream"),
+        ("resid_post", "around_feed", "output", "(B, T, D)", "the stream that leaves the layer"),
+    ],
+    RecurrentStack: [("embedding", "layers.0", "input", "(B, T, D)", "token embeddings")],
+    RecurrentLayer: [
+        ("hidden", "cells", "output", "(B, T, H)", "hidden state after each token; a replacement does not recur"),
+        ("output", "", "output", "(B, T, D)", "output of the layer"),
+    ],
+    NGram: [("embedding", "layers.0", "input", "(B, T, N D)", "the embeddings of the last N tokens")],
+    HiddenLayer: [
+        ("hidden", "down", "input", "(B, T, H)", "hidden units"),
+        ("output", "", "output", "(B, T, D)", "output of the layer"),
+    ],
+    GlobalAttention: [("output", "", "output", "(B, T, D)", "the decoder's output after attention over the source")],
+}
+FINAL_NORM: PointSpec = ("", "", "output", "(B, T, D)", "the stream after the final norm, which the heads read")
 
-    def point(self, stack: str, layer: int, name: str) -> Tensor:
-        """(B, T, D) the stream at one named point."""
-        for connection in self.connections:
-            if (connection.stack, connection.layer) == (stack, layer):
-                if name == "resid_pre" and connection.sublayer == "attention":
-                    return connection.input
-                if POINT_AFTER[connection.sublayer] == name:
-                    return connection.output
-        raise KeyError((stack, layer, name))
 
-    def layers(self, stack: str) -> list[Tensor]:
-        """(B, T, D) the embedding and the output of each layer."""
-        return [point.value for point in self.points(stack) if point.name in ("resid_pre", "resid_post")]
+def hook_points(model: Model) -> dict[str, HookPoint]:
+    """All points of a model by name, from the bottom up."""
+    points = {}
+    for path, module in model.backbone.named_modules():
+        final_norm = [FINAL_NORM] if path.endswith("final_norm") else []
+        specs = next((specs for kind, specs in POINTS.items() if isinstance(module, kind)), final_norm)
+        for name, submodule, site, shape, meaning in specs:
+            if (part := find_submodule(module, submodule)) is not None:
+                full_name = ".".join(filter(None, (path, name)))
+                points[full_name] = HookPoint(full_name, shape, meaning, part, site)
+    return points
+
+
+def find_submodule(module: nn.Module, path: str) -> nn.Module | None:
+    """A submodule, or None where this module has none of that name."""
+    try:
+        return module.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+def select_names(points: Mapping[str, HookPoint], patterns: Sequence[str]) -> list[str]:
+    """The names that match any of the patterns, in which * stands for anything."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in points):
+            raise UserError(f"{pattern}: is no hook point of this model{did_you_mean(pattern, list(points))}")
+    return [name for name in points if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def run_with_cache(
+    model: Model, batch: Batch, names: str | Sequence[str] | None = None
+) -> tuple[Output, dict[str, Tensor]]:
+    """The output for a batch and the activations at `names`, which may contain *; None for all points."""
+    patterns = ["*"] if names is None else [names] if isinstance(names, str) else names
+    cache: dict[str, Tensor] = {}
+
+    selected = select_names(hook_points(model), patterns)
+    output = run_with_hooks(model, batch, {name: partial(cache.__setitem__, name) for name in selected})
+    return output, cache
+
+
+def run_with_hooks(model: Model, batch: Batch, functions: Mapping[str, HookFunction]) -> Output:
+    """The output for a batch while the activation at each name is passed to its function, which may replace it."""
+    check_order(model, batch)
+    with hooked(model, functions):
+        return model(batch)
+
+
+def check_order(model: Model, batch: Batch) -> None:
+    """Refuse batches whose rows a recurrent model would rearrange, so that activations would not belong to rows."""
+    stacks = sum(isinstance(module, RecurrentStack) for module in model.backbone.modules())
+    rows = [part for part in (batch, batch.source) if part is not None]
+    packed = any(part.document_ids is not None or part.prefix is not None for part in rows)
+    padded = any(part.padding is not None for part in rows)
+    if stacks and (packed or (stacks > 1 and padded)):
+        problem = "packed rows" if packed else "rows of different lengths"
+        raise UserError(f"{problem}: the {model.backbone.name} family rearranges them; hook one text at a time")
+
+
+@contextmanager
+def hooked(model: Model, functions: Mapping[str, HookFunction]) -> Iterator[None]:
+    """Within this context, whatever runs the model passes its activations through `functions`."""
+    points = hook_points(model)
+    attentions: dict[Attention, dict[str, HookFunction]] = {}
+    with ExitStack() as stack:
+        for name in select_names(points, list(functions)):
+            point, function = points[name], functions[name]
+            if point.site == "input":
+                handle = point.module.register_forward_pre_hook(input_hook(function), with_kwargs=True)
+                stack.callback(handle.remove)
+            elif point.site == "output":
+                stack.callback(point.module.register_forward_hook(output_hook(function)).remove)
+            else:
+                assert isinstance(point.module, Attention)
+                attentions.setdefault(point.module, {})[point.site] = function
+        for attention, by_site in attentions.items():
+            stack.callback(setattr, attention, "hook", attention.hook)
+            attention.hook = attention_hook(by_site, attention.hook)
+        yield
+
+
+def input_hook(function: HookFunction) -> Callable[..., Any]:
+    def hook(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        value = function(inputs[0])
+        return None if value is None else ((value, *inputs[1:]), options)
+
+    return hook
+
+
+def output_hook(function: HookFunction) -> Callable[..., Any]:
+    """Of a recurrent layer, which also returns its final state, the outputs alone are passed."""
+
+    def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+        value = function(output[0] if isinstance(output, tuple) else output)
+        return value if value is None or not isinstance(output, tuple) else (value, *output[1:])
+
+    return hook
+
+
+def attention_hook(functions: Mapping[str, HookFunction], before: AttentionHook | None) -> AttentionHook:
+    """Fused attention has no weights to replace: where something is replaced, its output is computed from weights."""
+
+    def hook(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, output: Tensor) -> Tensor:
+        if before is not None and (replaced := before(query, key, value, mask, output)) is not None:
+            output = replaced
+        changed = False
+
+        def apply(site: str, activation: Tensor) -> Tensor:
+            nonlocal changed
+            replacement = functions[site](activation) if site in functions else None
+            changed = changed or replacement is not None
+            return activation if replacement is None else replacement
+
+        query, key, value = apply("query", query), apply("key", key), apply("value", value)
+        if changed or "weights" in functions:
+            weights = apply("weights", masked_weights(query, key, mask)[0])
+            if changed:
+                output = (weights @ value.to(weights)).to(output)
+        return apply("head_output", output)
+
+    return hook
+
+
+def hook_document(model: Model, name: str) -> doc.ExplainDocument:
+    """The points of a model as a table; those of equal layers are listed once, with * for the number of the layer."""
+    points = hook_points(model)
+    layers: dict[str, list[HookPoint]] = {}
+    for point in points.values():
+        layers.setdefault(re.sub(r"\b\d+\b", "*", point.name), []).append(point)
+    rows = [[pattern, len(group), group[0].shape, group[0].meaning] for pattern, group in layers.items()]
+    columns = {"name": "code", "points": "count", "shape": "text", "activation": "text"}
+    caption = "B rows, T tokens, S keys, D width, H heads or units, K head width, F hidden; * stands for a number."
+
+    def no_picture() -> str:
+        raise UserError("--out: hook points have no picture; write a page (.html)")
+
+    return doc.ExplainDocument(
+        subject="hook points",
+        title=f"{name}: {len(points)} hook points",
+        summary="",
+        page_title=f"Hook points of {name}",
+        sections=[doc.Section("", [doc.Table("Hook points", columns, rows, caption)])],
+        json={"points": [{"name": p.name, "shape": p.shape, "activation": p.meaning} for p in points.values()]},
+        picture=no_picture,
+    )
+
+
+# Stacks of Transformer blocks
 
 
 def block_stacks(backbone: Backbone) -> dict[str, Transformer]:
@@ -96,127 +254,12 @@ def need_block_stacks(backbone: Backbone, run: object) -> dict[str, Transformer]
     raise UserError(f"{run}: {lacking} (families that have one: {transformer_families()})")
 
 
+def stack_prefix(stack: str) -> str:
+    """What the names of a stack's hook points begin with."""
+    return "" if stack == "stack" else f"{stack}."
+
+
 def transformer_families() -> str:
     """The model families with Transformer blocks."""
     families = [name for name in BACKBONES.names() if issubclass(BACKBONES.get(name), Transformer | EncoderDecoder)]
     return ", ".join(families)
-
-
-def model_residuals(model: Model) -> dict[tuple[str, int, str], Residual]:
-    """The residual connections of a model by stack, layer (from 1) and sublayer, in the order of computation."""
-    residuals = {}
-    for stack, transformer in block_stacks(model.backbone).items():
-        for layer, block in enumerate(transformer.blocks, 1):
-            for sublayer in POINT_AFTER:
-                if (residual := getattr(block, f"around_{sublayer}")) is not None:
-                    residuals[stack, layer, sublayer] = residual
-    return residuals
-
-
-@contextmanager
-def record_calls(modules: Mapping[Any, nn.Module], record: Callable[..., None]) -> Iterator[None]:
-    """Call `record(key, inputs, options, output)` whenever a module returns; nothing the model computes changes.
-
-    The first input is a view that is used nowhere else, so that its gradient came through the module.
-    """
-
-    def separate_input(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        return (inputs[0].view_as(inputs[0]), *inputs[1:]), options
-
-    def recorder(key: Any) -> Callable[..., None]:
-        return lambda module, inputs, options, output: record(key, inputs, options, output)
-
-    handles = []
-    for key, module in modules.items():
-        handles.append(module.register_forward_pre_hook(separate_input, with_kwargs=True))
-        handles.append(module.register_forward_hook(recorder(key), with_kwargs=True))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
-def record_activations(model: Model) -> Iterator[Activations]:
-    """Record every residual connection while the context is open.
-
-    >>> with record_activations(model) as activations:
-    ...     model(batch)
-    >>> activations.point("stack", 1, "resid_mid")  # (B, T, D)
-    """
-    activations, residuals = Activations(), model_residuals(model)
-
-    def record(key: tuple[str, int, str], inputs: tuple[Any, ...], options: Any, output: Tensor) -> None:
-        x, function = inputs
-        activations.connections.append(Connection(*key, residuals[key], x, function, output))
-
-    with record_calls(residuals, record):
-        yield activations
-
-
-# Ablation
-
-Ablation = Literal["skip", "skip-gradient"]
-
-
-class WithoutSkip(Residual):
-    """The sublayer and its norm without the skip connection."""
-
-    def __init__(self, residual: Residual):
-        nn.Module.__init__(self)
-        self.norm, self.post, self.dropout, self.skip = residual.norm, residual.post, residual.dropout, False
-
-
-class WithoutSkipGradient(WithoutSkip):
-    """The skip connection works forward, but no gradient flows back through it."""
-
-    def combine(self, x: Tensor, update: Tensor) -> Tensor:
-        total = x.detach() + update
-        return self.norm(total) if self.post else total
-
-
-ABLATIONS: dict[Ablation, type[WithoutSkip]] = {"skip": WithoutSkip, "skip-gradient": WithoutSkipGradient}
-
-
-def without_residuals(model: Model, ablation: Ablation = "skip") -> Model:
-    """A copy of a model with the same weights and without its skip connections.
-
-    Without "skip" it computes something else, rescaled by its norms. Without "skip-gradient" the forward pass is
-    unchanged, and dL/dH = dL/dO . dF(H)/dH.
-    """
-    ablated = copy.deepcopy(model)
-    stacks = block_stacks(ablated.backbone)
-    for (stack, layer, sublayer), residual in model_residuals(ablated).items():
-        setattr(stacks[stack].blocks[layer - 1], f"around_{sublayer}", ABLATIONS[ablation](residual))
-    return ablated
-
-
-# Norms
-
-
-def vector_norm(tensor: Tensor) -> float:
-    """The Euclidean norm of all elements, also where they are too small to be squared."""
-    largest = float(tensor.abs().max()) if tensor.numel() else 0.0
-    return largest * float((tensor / largest).norm()) if largest else 0.0
-
-
-def cosine(a: Tensor, b: Tensor) -> float:
-    """The cosine of two tensors as vectors; 0 where one of them is zero."""
-    largest = float(a.abs().max()), float(b.abs().max())
-    if not all(largest):
-        return 0.0
-    a, b = a / largest[0], b / largest[1]
-    return float((a * b).sum() / (a.norm() * b.norm()))
-
-
-ParameterGroups = dict[str, list[nn.Parameter]]
-
-
-def group_norms(groups: ParameterGroups, gradients: dict[int, Tensor]) -> dict[str, float]:
-    """The gradient norm of each group of parameters; `gradients` by the id of the parameter."""
-    return {
-        name: sum(vector_norm(gradients[id(parameter)]) ** 2 for parameter in group) ** 0.5
-        for name, group in groups.items()
-        if group
-    }

@@ -201,11 +201,11 @@ def make_target(pipeline: Pipeline, task: Task, batch: Batch, notes: Sequence[st
     return ExplainTarget(task, batch.to(pipeline.model.device), " and ".join(parts), list(notes))
 
 
-def class_index(pipeline: Pipeline, label: str) -> int:
+def class_index(pipeline: Pipeline, label: str, *, option: str = "--label") -> int:
     classes = pipeline.classification_task().config.classes
     if label not in classes:
         hint = f"this run knows {quote_names(classes)}{did_you_mean(label, classes)}"
-        raise UserError(f"{pipeline.run}: --label {label!r} is no class; {hint}")
+        raise UserError(f"{pipeline.run}: {option} {label!r} is no class; {hint}")
     return classes.index(label)
 
 
@@ -293,19 +293,24 @@ def parse_label(pipeline: Pipeline, task: LabelledTask, label: str) -> Any:
     return label
 
 
-def file_target(pipeline: Pipeline, file: str | Path, *, columns: Mapping[str, str] | None = None) -> ExplainTarget:
-    """The first rows of a file: labelled rows, or windows of text; long rows are truncated."""
+def file_examples(
+    pipeline: Pipeline, file: str | Path, *, columns: Mapping[str, str] | None = None, rows: int = MAX_ROWS
+) -> tuple[Task, Examples]:
+    """Labelled rows of a file, at most `rows`, or all its windows of text; long rows are truncated."""
     task, length = pipeline.task, sequence_length(pipeline.model, pipeline.config.train)
-    examples: Examples
     if is_labelled(task):
-        rows = require_labels(task.read_file(file, config=task.config, columns=columns), task.target, "for a loss")
-        rows = rows.select(range(min(MAX_ROWS, len(rows))))
-        task.check(rows)
+        records = require_labels(task.read_file(file, config=task.config, columns=columns), task.target, "for a loss")
+        records = records.select(range(min(rows, len(records))))
+        task.check(records)
         task = task.for_loss()
-        examples = task.examples(task.prepare(rows), length=length)
-    else:
-        corpus = read_corpus(file, column=pipeline.config.data.column)
-        store = build_store(corpus, pipeline.tokenizer, sentences=task.needs_sentences)
-        examples = task.examples(store, length=length)
+        return task, task.examples(task.prepare(records), length=length)
+    corpus = read_corpus(file, column=pipeline.config.data.column)
+    store = build_store(corpus, pipeline.tokenizer, sentences=task.needs_sentences)
+    return task, task.examples(store, length=length)
+
+
+def file_target(pipeline: Pipeline, file: str | Path, *, columns: Mapping[str, str] | None = None) -> ExplainTarget:
+    """The first rows of a file with the labels of the run's loss."""
+    task, examples = file_examples(pipeline, file, columns=columns)
     notes = [f"{MAX_ROWS} of {len(examples):,} rows are read"] if len(examples) > MAX_ROWS else []
     return make_target(pipeline, task, examples.batch(range(min(MAX_ROWS, len(examples)))), notes)

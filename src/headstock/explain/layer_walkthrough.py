@@ -17,8 +17,9 @@ from torch.nn import functional as F
 from headstock.errors import UserError, did_you_mean
 from headstock.explain.document import Check
 from headstock.explain.gradients import trainable_copy
-from headstock.explain.hooks import need_block_stacks, record_calls
+from headstock.explain.hooks import need_block_stacks
 from headstock.explain.inputs import ExplainTarget, training_target
+from headstock.explain.residual_connections import record_calls
 from headstock.explain.subject import find_token, row_tokens
 from headstock.inference.pipeline import Pipeline
 from headstock.model.attention_mask import AttentionMask

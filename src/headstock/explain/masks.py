@@ -51,7 +51,7 @@ class MaskFacts:
     formula: str
     expected: int
     reason: str
-    attention: str | None = None  # encoder, decoder or cross, for a model's own mask
+    attention: str | None = None  # an AttentionKind, for a model's own mask
 
     @property
     def title(self) -> str:

@@ -47,8 +47,8 @@ class PredictionCase(ABC):
         """(N, C) or (N, V): the probability of every answer for each variant of the texts."""
 
     @abstractmethod
-    def select(self, label: str | None, probabilities: np.ndarray) -> int:
-        """The answer to explain: `label`, or the most probable one."""
+    def select(self, label: str | None, probabilities: np.ndarray, *, option: str = "--label") -> int:
+        """The answer to explain: `label`, which `option` names, or the most probable one."""
 
     @abstractmethod
     def name(self, answer: int) -> str: ...
@@ -104,8 +104,8 @@ class ClassCase(PredictionCase):
         outputs = model_outputs(self.model, self.task, self.encode(variants), length=self.length, dtype=dtype)
         return np.stack(outputs)
 
-    def select(self, label: str | None, probabilities: np.ndarray) -> int:
-        return int(probabilities.argmax()) if label is None else class_index(self.pipeline, label)
+    def select(self, label: str | None, probabilities: np.ndarray, *, option: str = "--label") -> int:
+        return int(probabilities.argmax()) if label is None else class_index(self.pipeline, label, option=option)
 
     def name(self, answer: int) -> str:
         return self.task.config.classes[answer]
@@ -154,12 +154,12 @@ class TokenCase(PredictionCase):
         allowed[list(self.suppressed)] = -1.0
         return super().top(allowed, count)
 
-    def select(self, label: str | None, probabilities: np.ndarray) -> int:
+    def select(self, label: str | None, probabilities: np.ndarray, *, option: str = "--label") -> int:
         if label is None:
             return self.top(probabilities, 1)[0]
         tokens = self.tokenize_answer(label)
         if not tokens or self.tokenizer.unk in tokens:
-            raise UserError(f"{self.pipeline.run}: --label {label!r}: this tokenizer cannot encode it")
+            raise UserError(f"{self.pipeline.run}: {option} {label!r}: this tokenizer cannot encode it")
         if len(tokens) > 1:
             self.notes.append(f"{label!r} has {len(tokens)} tokens; explained is the first, {self.name(tokens[0])!r}")
         return tokens[0]
@@ -196,10 +196,14 @@ class NextTokenCase(TokenCase):
         return tokens, len(tokens) - 1
 
     def tokenize_answer(self, word: str) -> list[int]:
-        text = self.tokenizer.encode(self.text)
         spaced = word if self.text.endswith((" ", "\n")) or word.startswith(" ") else f" {word}"
-        continued = self.tokenizer.encode(self.text + spaced)
-        return continued[len(text) :] if continued[: len(text)] == text else self.tokenizer.encode(spaced)
+        tokens = self.tokens_after_text(spaced)
+        return tokens if self.tokenizer.unk not in tokens else self.tokens_after_text(word)  # a text without spaces
+
+    def tokens_after_text(self, word: str) -> list[int]:
+        text = self.tokenizer.encode(self.text)
+        continued = self.tokenizer.encode(self.text + word)
+        return continued[len(text) :] if continued[: len(text)] == text else self.tokenizer.encode(word)
 
 
 class MaskedWordCase(TokenCase):
@@ -273,7 +277,7 @@ class TranslationCase(PredictionCase):
             parts.append((self.log_likelihood(self.model, batch) / count).exp().cpu().numpy()[:, None])
         return np.concatenate(parts)
 
-    def select(self, label: str | None, probabilities: np.ndarray) -> int:
+    def select(self, label: str | None, probabilities: np.ndarray, *, option: str = "--label") -> int:
         return 0
 
     def name(self, answer: int) -> str:

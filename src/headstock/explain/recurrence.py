@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from headstock.errors import UserError
-from headstock.explain.hooks import ParameterGroups, group_norms, record_calls, vector_norm
 from headstock.explain.inputs import ExplainTarget
+from headstock.explain.residual_connections import ParameterGroups, group_norms, record_calls, vector_norm
 from headstock.model.backbone import Backbone
 from headstock.model.backbones.elmo import Elmo
 from headstock.model.backbones.recurrent import Recurrent, RecurrentLayer, RecurrentStack

@@ -3,7 +3,7 @@
 B rows (by_layer 1), T tokens, D width, P positions, C classes or vocabulary entries, L layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from headstock.data.mask_gaps import MASK
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
-from headstock.explain.hooks import POINT_AFTER, Activations, Connection, need_block_stacks, record_activations
+from headstock.explain.hooks import POINT_AFTER, need_block_stacks, run_with_cache, stack_prefix
 from headstock.explain.inputs import encode_input, labelled_target, training_target
 from headstock.explain.subject import check_texts, row_tokens
 from headstock.inference.pipeline import Pipeline
@@ -108,33 +108,52 @@ def explain_residual(pipeline: Pipeline, texts: Sequence[str], *, label: str | N
     stacks = need_block_stacks(pipeline.model.backbone, pipeline.run)
     read = lens_input(pipeline, texts, label)
     pipeline.model.eval()
-    with record_activations(pipeline.model) as activations:
-        pipeline.model(read.batch)
+    _, cache = run_with_cache(pipeline.model, read.batch, ["*embedding", "*.output", "*.resid_*"])
     rows = {"stack": read.batch, "decoder": read.batch, "encoder": read.batch.source}
     tokens, embedding = {}, {}
-    for stack in stacks:
+    steps: list[ResidualStep] = []
+    layers: list[Tensor] = []
+    for stack, transformer in stacks.items():  # the last one is what the heads read
         row = rows[stack]
         assert row is not None
-        layers = activations.layers(stack)
+        layers = stream_layers(cache, stack, transformer.depth)
         tokens[stack] = token_paths(layers, row_tokens(pipeline, row, source=stack == "encoder"))
         embedding[stack] = mean_norm(layers[0])
-    lens, notes = logit_lens(pipeline, read, activations)
-    steps = [residual_step(connection) for connection in activations.connections]
+        steps += residual_steps(cache, stack, transformer.depth)
+    lens, notes = logit_lens(pipeline, read, layers)
     return ResidualFacts(steps, tokens, embedding, lens, read.predicts, [*read.notes, *notes])
 
 
-def residual_step(connection: Connection) -> ResidualStep:
-    added, before = connection.added(), connection.input.norm(dim=-1)  # (B, T, D), (B, T)
+def stream_layers(cache: Mapping[str, Tensor], stack: str, depth: int) -> list[Tensor]:
+    """(B, T, D) the embedding and the output of each layer of a stack."""
+    prefix = stack_prefix(stack)
+    return [cache[f"{prefix}embedding"], *(cache[f"{prefix}blocks.{layer}.resid_post"] for layer in range(depth))]
+
+
+def residual_steps(cache: Mapping[str, Tensor], stack: str, depth: int) -> Iterator[ResidualStep]:
+    """Every sublayer of a stack, in the order of computation."""
+    before = cache[f"{stack_prefix(stack)}embedding"]
+    for layer in range(depth):
+        block = f"{stack_prefix(stack)}blocks.{layer}"
+        for sublayer, point in POINT_AFTER.items():
+            if (after := cache.get(f"{block}.{point}")) is not None:
+                added = cache[f"{block}.{sublayer}.output"]
+                yield residual_step(stack, layer + 1, sublayer, before, added, after)
+                before = after
+
+
+def residual_step(stack: str, layer: int, sublayer: str, before: Tensor, added: Tensor, after: Tensor) -> ResidualStep:
+    norms = before.norm(dim=-1)  # (B, T)
     return ResidualStep(
-        stack=connection.stack,
-        layer=connection.layer,
-        sublayer=connection.sublayer,
-        point=POINT_AFTER[connection.sublayer],
-        norm=mean_norm(connection.output),
+        stack=stack,
+        layer=layer,
+        sublayer=sublayer,
+        point=POINT_AFTER[sublayer],
+        norm=mean_norm(after),
         added=mean_norm(added),
-        share=float((added.norm(dim=-1) / before).mean()),
-        cosine=float(F.cosine_similarity(added, connection.input, dim=-1).mean()),
-        moved=float(((connection.output - connection.input).norm(dim=-1) / before).mean()),
+        share=float((added.norm(dim=-1) / norms).mean()),
+        cosine=float(F.cosine_similarity(added, before, dim=-1).mean()),
+        moved=float(((after - before).norm(dim=-1) / norms).mean()),
     )
 
 
@@ -204,14 +223,13 @@ def forced_lens_input(task: Task, batch: Batch, tokenizer: Tokenizer, notes: lis
 # Logit lens
 
 
-def logit_lens(pipeline: Pipeline, read: LensInput, activations: Activations) -> tuple[list[LensPrediction], list[str]]:
+def logit_lens(pipeline: Pipeline, read: LensInput, layers: Sequence[Tensor]) -> tuple[list[LensPrediction], list[str]]:
     """The predictions of the model's own head from the stream after each layer, behind the final norm."""
     if not read.positions:
         return [], []
     head_layers = getattr(read.task.config, "layers", "last")
     if not (head_layers == "last" or head_layers.isdecimal()):
         return [], [f"the head reads several layers ({head_layers}), so there is no logit lens of a single one"]
-    layers = activations.layers("decoder" if read.batch.source is not None else "stack")
     vectors = [pipeline.model.backbone.output_norm(layer) for layer in layers]
     probabilities = torch.stack([lens_probabilities(pipeline, read, layer) for layer in vectors])  # (L + 1, P, C)
     final_layer = int(head_layers) if head_layers.isdecimal() else len(layers) - 1  # the one that the run's head reads

@@ -62,14 +62,19 @@ def attention_modules(model: Model) -> list[tuple[AttentionKind, int, Attention]
 def attention_hook(kind: AttentionKind, layer: int, callback: Callable[[AttentionRecord], None]) -> AttentionHook:
     @torch.no_grad()
     def hook(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, output: Tensor) -> None:
-        allowed = mask.dense(query.size(2), key.size(2), query.device)
-        weights = attention_weights(query, key, allowed)
+        weights, allowed = masked_weights(query, key, mask)
         error = (weights @ value.to(weights) - output.to(weights)).abs().max() / output.abs().max().clamp(min=1e-30)
         if kind == "backward":  # it reads the text from its end
             weights, allowed = weights.flip(-2, -1), allowed.flip(-2, -1)
         callback(AttentionRecord(kind, layer, weights, allowed, float(error)))
 
     return hook
+
+
+def masked_weights(query: Tensor, key: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
+    """(B, H, T, S) the weights under a mask, and (B or 1, H or 1, T, S) where it allows any."""
+    allowed = mask.dense(query.size(2), key.size(2), query.device)
+    return attention_weights(query, key, allowed), allowed
 
 
 def attention_weights(query: Tensor, key: Tensor, allowed: Tensor) -> Tensor:

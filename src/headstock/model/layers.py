@@ -19,7 +19,8 @@ NormKind = Literal["layer", "rms"]
 NormPlacement = Literal["pre", "post", "none"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"]
 Rotation = tuple[Tensor, Tensor]  # cosine and sine of the rotary angles, each (T, K/2) or (B, 1, T, K/2)
-AttentionHook = Callable[[Tensor, Tensor, Tensor, AttentionMask, Tensor], None]  # query, key, value, mask, output
+# query, key, value, mask and output of attention; returns a replacement of the output (B, H, T, K), or None
+AttentionHook = Callable[[Tensor, Tensor, Tensor, AttentionMask, Tensor], Tensor | None]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -141,8 +142,8 @@ class Attention(nn.Module):
             dropout=self.dropout if self.training else 0.0,
             packed=packed,
         )
-        if self.hook is not None:
-            self.hook(query, key, value, mask, output)
+        if self.hook is not None and (replaced := self.hook(query, key, value, mask, output)) is not None:
+            output = replaced
         return self.output(output.transpose(1, 2).flatten(2))  # (B, H, T, K) -> (B, T, D)
 
     def project_query(self, x: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ from headstock.inference.search import (
     open_documents,
     open_index,
 )
+from headstock.inference.suggest import Suggestion, suggest
 from headstock.inference.translate import Alignment, align_translation, prepare_texts, translate_texts
 from headstock.kernels.int8 import quantize_int8
 from headstock.model.layer_features import check_layers, feature_width
@@ -325,6 +326,19 @@ class Pipeline:
             raise UserError(f"{self.run}: is a {self.task.title}; {hint}")
         settings = {name: value for name, value in options.items() if value is not None}
         return cast(Translate, self.task).with_settings(**settings)
+
+    def suggest(
+        self, rows: Iterable[str | tuple[int, str]], *, count: int = 20, method: str | None = None, seed: int = 0
+    ) -> list[Suggestion]:
+        """The rows of an unlabelled pool to label next, the most useful first.
+
+        `method` is margin (default), entropy, uncertainty, diversity, or badge (uncertain and diverse).
+        """
+        return suggest(self, rows, count=count, method=method, seed=seed)
+
+    def with_model(self, index: int) -> "Pipeline":
+        """A pipeline of one model of an ensemble."""
+        return Pipeline(self.run, self.config, self.tokenizer, [self.models[index]], self.task)
 
     def prompted(
         self, settings: PromptSettings, classes: Sequence[str] | None = None, examples: Sequence[tuple[str, str]] = ()

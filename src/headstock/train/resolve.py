@@ -348,7 +348,8 @@ def with_epochs(run_config: RunConfig, records: Records) -> TrainSettings:
     if settings.steps is None and settings.minutes is None:
         epochs = max(settings.epochs or 1.0, math.ceil(run_config.transfer.least_steps / steps))
         settings = replace(settings, epochs=float(epochs))
-    every = settings.validate_every or (steps if settings.batch_tokens is None else None)
+    by_epoch = settings.batch_tokens is None and run_config.transfer.method != "setfit"  # which selects no epoch
+    every = settings.validate_every or (steps if by_epoch else None)
     return replace(settings, validate_every=every)
 
 

@@ -15,7 +15,7 @@ from headstock.model.heads import ClassificationHead
 from headstock.model.model import Model
 from headstock.tasks.contrastive import ContrastivePairs, is_classifier
 from headstock.tasks.labelled import CachedFeatures, LabelledTask, metric_value
-from headstock.train.callbacks import Callback
+from headstock.train.callbacks import Callback, Event
 from headstock.train.checkpoint import TrainState
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import cache_features, model_outputs
@@ -40,17 +40,28 @@ def fit_setfit(
     """Train a model with its head in place; returns the state, and the metrics of the finished classifier."""
     settings = run_config.train
     assert is_classifier(task)
-    contrastive = ContrastivePairs(task)
+    epochs: dict[int, int] = {}  # by step
+
+    def record_epoch(event: Event) -> None:
+        epochs[event.state.step] = event.epoch
+
     state = train(
-        model.with_heads({}), contrastive, data, settings, run=run, distributed=distributed, callbacks=callbacks
+        model.with_heads({}),
+        ContrastivePairs(task),
+        data,
+        settings,
+        run=run,
+        distributed=distributed,
+        callbacks=[*callbacks, record_epoch],
     )
     length = sequence_length(model, settings)
     features = partial(cache_features, model, task, length=length, dtype=settings.dtype)
     fit_logistic_head(model, features(data.train), data.train.labels, task.config)
     if run is not None and distributed.is_main:
         run.save_weights(model.tensors())  # now with the head
-    state.best_step = state.best_step or state.step
-    row: dict[str, Any] = {"step": state.best_step, "epoch": None}
+    if settings.weights == "last" or state.best_step is None:
+        state.best_step = state.step
+    row: dict[str, Any] = {"step": state.best_step, "epoch": epochs.get(state.best_step, int(settings.epochs or 1))}
     for name, rows in (("train", data.train), ("valid", data.valid)):
         outputs = model_outputs(model, task, rows, length=length, dtype=settings.dtype)
         accuracy, loss = task.row_metrics(rows, outputs)["accuracy"], task.extra_metrics(rows, outputs)["loss"]

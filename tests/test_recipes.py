@@ -22,7 +22,7 @@ def load(path: Path) -> None:
     if "sweep" in written:
         plan = sweep_settings.make_plan(path, {}, {}, {})
         given = {"data.corpus": list(plan.sweep.corpus), **plan.settings}
-        resolve_pretrain_config(plan.preset, None, given | {key: values[0] for key, values in plan.grid.items()})
+        resolve_pretrain_config(plan.preset, None, given | sweep_settings.corner_points(plan.grid)[0])
     elif "compare" in written:
         plan = settings.make_plan(path, {}, {})
         if plan.compare.task != "translate":  # for which no stock ships

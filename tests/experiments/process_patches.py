@@ -33,15 +33,15 @@ def stop_comparison(*, kill: bool) -> None:
     os.replace, trial_evaluation.fit = replace_or_die, fit_and_stop
 
 
-def stop_sweep(*, kill: bool) -> None:
-    """Patch this process: it is killed or interrupted after four steps of the fourth trial."""
+def stop_sweep(*, kill: bool, trial: int = 4, step: int = 4) -> None:
+    """Patch this process: it is killed or interrupted after this step of the fourth trial, or of another one."""
     runs, pretrain = [], sweep_trials.pretrain
 
     def pretrain_and_stop(*args, callbacks, **options):
         runs.append(options["out"])
 
         def stop(event):
-            if len(runs) == 4 and event.kind == "step" and event.state.step == 4:
+            if len(runs) == trial and event.kind == "step" and event.state.step == step:
                 os.kill(os.getpid(), signal.SIGKILL if kill else signal.SIGINT)
 
         return pretrain(*args, callbacks=[*callbacks, stop], **options)

@@ -134,7 +134,9 @@ class SweepOptions(ModelOptions):
     task: Annotated[str | None, "With --run: classify, pair, tag, answer or translate."]
     train: Annotated[Path | None, "With --run: labelled texts."]
     valid: Annotated[list[str] | None, "Rows or text by which points are ranked."]
-    sample: Annotated[int | None, "Draw this many random points; lr=1e-4..1e-2 is then a range."]
+    sample: Annotated[int | None, "Try this many points; lr=1e-4..1e-2 is then a range."]
+    method: Annotated[str | None, "grid, random, tpe, or asha (random, the worse ones stopped early)."]
+    reduction: Annotated[int | None, "asha: one in this many points goes on at each rung; 3."]
     seeds: Annotated[int | None, "Repetitions of each point, each with its own seed; 3."]
     by: Annotated[str | None, "Rank pretraining by loss or bits_per_byte."]
     keep: Annotated[bool | None, "Keep every run, not only the best."]
@@ -155,7 +157,11 @@ def sweep(
     Points are compared with confidence intervals over seeds. Pretraining is ranked by validation loss, fine-tuning by
     the task's metric on the validation rows. Run the same command again to resume an interrupted sweep.
 
+    Instead of all points of a grid, --sample N tries N points: at random, proposed by TPE from earlier results
+    (--method tpe), or at random with successive halving (--method asha).
+
     Example: headstock sweep corpus.txt --grid depth=2,4 --grid lr=1e-3,3e-3 --steps 500 --out sweeps/mine
+    Example: headstock sweep corpus.txt --method tpe --sample 20 --grid lr=1e-4..1e-2 --grid depth=1..6 --out sweeps/tpe
     """
     from headstock.data.records import parse_columns
     from headstock.experiments import sweep as experiment

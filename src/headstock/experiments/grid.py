@@ -115,11 +115,15 @@ def run_grid(
     with explain_interruption(lambda: f"{len(results)} of {len(trials)} trials are saved in {folder}"):
         for index, (result, is_new) in execute(folder, trials, run_trial):
             results[index] = result
-            duration = f"{result['seconds']:6.1f} s" if is_new else "(cached)"
             progress = f"{len(results):3d}/{len(trials)}  {trials[index].label:{width}s}"
-            logger.info("%s  %s  %s", progress, format_score(result), duration)
+            log_outcome(progress, format_score(result), Outcome(result, is_new))
             on_result(index, results)
     return [results[index] for index in range(len(trials))]
+
+
+def log_outcome(progress: str, score: str, outcome: Outcome) -> None:
+    duration = f"{outcome.result['seconds']:6.1f} s" if outcome.is_new else "(cached)"
+    logger.info("%s  %s  %s", progress, score, duration)
 
 
 def execute(

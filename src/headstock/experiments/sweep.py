@@ -4,18 +4,37 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headstock.data.corpus import read_corpus
 from headstock.errors import ConfigError, UserError
-from headstock.experiments.grid import TrialResult, check_folder, exclusive, explain_interruption, run_grid
+from headstock.experiments.grid import (
+    TrialResult,
+    check_folder,
+    exclusive,
+    execute,
+    explain_interruption,
+    log_outcome,
+    run_grid,
+)
 from headstock.experiments.recipe import fixed_setting_problems, given_options
-from headstock.experiments.sweep_settings import SweepPlan, SweepSettings, draw_points, make_plan
-from headstock.experiments.sweep_summary import ranking, summarize_sweep
-from headstock.experiments.sweep_trials import FIXED_SETTINGS, Finetuning, Pretraining, SweepKind, SweepTrial, run_trial
-from headstock.io import rank_and_size, write_json
+from headstock.experiments.sweep_search import import_optuna, successive_halving, tpe_search
+from headstock.experiments.sweep_settings import SweepPlan, SweepSettings, corner_points, draw_points, make_plan
+from headstock.experiments.sweep_summary import ranking, scores_of, summarize_sweep
+from headstock.experiments.sweep_trials import (
+    FIXED_SETTINGS,
+    Finetuning,
+    Pretraining,
+    SweepKind,
+    SweepTrial,
+    run_trial,
+)
+from headstock.io import rank_and_size, remove_stale, write_json
 from headstock.report.sweep_points import Point, canonical, format_metric, point_label
 from headstock.train.callbacks import Callback
 from headstock.train.settings import RunConfig, assign_sections
@@ -37,6 +56,8 @@ def sweep(
     objective: str | None = None,
     tokenizer: str | Path | None = None,
     sample: int | None = None,
+    method: str | None = None,
+    reduction: int | None = None,
     seeds: int | None = None,
     seed: int | None = None,
     by: str | None = None,
@@ -50,8 +71,9 @@ def sweep(
 
     With text it pretrains and ranks by validation loss; with `run` and `train` it fine-tunes and ranks by the task's
     metric on the validation rows. `sample` draws a number of points; values may then be ranges, as in
-    `{"lr": "1e-4..1e-2"}`. The result of every trial (point, seed) is saved in the folder `out`: repeating the call
-    continues an interrupted sweep.
+    `{"lr": "1e-4..1e-2"}`. With `method="tpe"` the points are proposed by a tree-structured Parzen estimator; with
+    "asha" they are random, and at each rung only one in `reduction` of them goes on. The result of every trial (point,
+    seed) is saved in the folder `out`: repeating the call continues an interrupted sweep.
     """
     start, folder = time.monotonic(), Path(out)
     corpus = [corpus] if isinstance(corpus, str | Path) else list(corpus)
@@ -61,13 +83,23 @@ def sweep(
     plan = make_plan(config_file, options, grid or {}, settings or {}, preset=preset, objective=objective)
     check_plan(plan)
     check_folder(folder)
-    points = draw_points(plan.grid, sample=plan.sweep.sample, seed=plan.sweep.seed)
+    method = plan.sweep.search_method
+    if method == "tpe":
+        import_optuna()
+        points = corner_points(plan.grid)  # to check; those of the search are not known yet
+    else:
+        points = draw_points(plan.grid, sample=plan.sweep.sample, seed=plan.sweep.seed)
     kind: SweepKind = Finetuning(plan, folder, device) if plan.kind == "finetune" else Pretraining(plan, folder, device)
     kind.read(configure_all(plan, kind, points))
     build_all(points, lambda point: kind.complete(kind.configure(point, plan.sweep.seed)))
     if plan.sweep.seeds < 2:
         logger.info("with a single seed there are no intervals; use --seeds 2 or more")
-    results_by_point = run_sweep_grid(plan, kind, points, callbacks)
+    if method == "tpe":
+        points, results_by_point = run_tpe(plan, kind, callbacks)
+    elif method == "asha":
+        results_by_point = run_asha(plan, kind, points, callbacks)
+    else:
+        results_by_point = run_sweep_grid(plan, kind, points, callbacks)
     with exclusive(folder, "best"):
         best = keep_best(plan, kind, points, results_by_point, callbacks)
     results = summarize_sweep(plan, kind, points, results_by_point, best, seconds=time.monotonic() - start)
@@ -216,7 +248,93 @@ def run_sweep_grid(
     return [results[first : first + seeds] for first in range(0, len(results), seeds)]
 
 
+def run_tpe(
+    plan: SweepPlan, kind: SweepKind, callbacks: Sequence[Callback]
+) -> tuple[list[Point], list[list[TrialResult]]]:
+    """The points that TPE proposes, and the results of each, one per seed."""
+    sweep = plan.sweep
+    assert sweep.sample is not None
+    run = TrialRunner(plan, kind, callbacks)
+
+    def evaluate(points: list[Point]) -> list[float | None]:
+        results = run([trial for point in points for trial in trials_of(plan, point)])
+        by_point = [results[first : first + sweep.seeds] for first in range(0, len(results), sweep.seeds)]
+        run.add(points, by_point)
+        scores = [scores_of(results) for results in by_point]
+        return [None if score is None else (1 if kind.lower else -1) * float(np.mean(score)) for score in scores]
+
+    def is_valid(point: Point) -> bool:
+        try:
+            kind.complete(kind.configure(point, sweep.seed))
+        except UserError as error:
+            logger.info("%s: passed over: %s", point_label(point), error)
+            return False
+        return True
+
+    logger.info("%d points proposed by TPE x %d seeds", sweep.sample, sweep.seeds)
+    with run.explain_interruption():
+        tpe_search(plan.grid, sample=sweep.sample, seed=sweep.seed, evaluate=evaluate, is_valid=is_valid)
+    if not run.points:
+        raise UserError("--method tpe: no valid point was proposed; narrow the ranges of the grid")
+    if len(run.points) < sweep.sample:
+        logger.info("the search proposed nothing new after %d points", len(run.points))
+    return run.points, run.results_by_point
+
+
+def run_asha(
+    plan: SweepPlan, kind: SweepKind, points: list[Point], callbacks: Sequence[Callback]
+) -> list[list[TrialResult]]:
+    """The results of each point, one per seed; a point that is pruned, or fails, has that of the first seed alone."""
+    run = TrialRunner(plan, kind, callbacks)
+    trials = [trials_of(plan, point) for point in points]
+    results: dict[int, list[TrialResult]] = {}
+
+    def evaluate(numbers: list[int], validations: int) -> list[float | None]:
+        logger.info("%d points up to validation %d", len(numbers), validations)
+        firsts = run([trials[number][0] for number in numbers], stop_after=validations)
+        results.update({number: [first] for number, first in zip(numbers, firsts, strict=True)})
+        return [None if first["failed"] else first["curve"][:validations][-1][1] for first in firsts]
+
+    logger.info("%d points, the better ones to the end with %d seeds", len(points), plan.sweep.seeds)
+    with run.explain_interruption():
+        survivors = successive_halving(len(points), reduction=plan.sweep.reduction, evaluate=evaluate)
+        for number in survivors:
+            results[number] = run(trials[number])
+            run.add([points[number]], [results[number]])
+    return [results[number] for number in range(len(points))]
+
+
+class TrialRunner:
+    """Runs trials as a search asks for them, logs them, and removes the runs of points that are not the best."""
+
+    def __init__(self, plan: SweepPlan, kind: SweepKind, callbacks: Sequence[Callback]):
+        self.plan, self.kind, self.callbacks = plan, kind, callbacks
+        self.points, self.results_by_point, self.trials = list[Point](), list[list[TrialResult]](), 0
+        remove_stale(kind.folder / "cells")
+
+    def __call__(self, trials: Sequence[SweepTrial], *, stop_after: int | None = None) -> list[TrialResult]:
+        kind, results = self.kind, dict[int, TrialResult]()
+        run = partial(run_trial, kind, keep=self.plan.sweep.keep, callbacks=self.callbacks, stop_after=stop_after)
+        for index, outcome in execute(kind.folder, trials, run):
+            results[index] = outcome.result
+            self.trials += 1
+            score = f"{kind.metric} {format_trial(kind.metric, outcome.result)}"
+            log_outcome(f"{self.trials:3d}  {trials[index].label}", score, outcome)
+        return [results[index] for index in range(len(trials))]
+
+    def add(self, points: Sequence[Point], results_by_point: Sequence[list[TrialResult]]) -> None:
+        """Add points whose trials are complete."""
+        self.points += points
+        self.results_by_point += results_by_point
+        remove_runs(self.plan, self.kind, self.points, self.results_by_point)
+
+    def explain_interruption(self) -> AbstractContextManager[None]:
+        return explain_interruption(lambda: f"{self.trials} trials are saved in {self.kind.folder}")
+
+
 def format_trial(metric: str, result: TrialResult) -> str:
+    if pruned := result.get("pruned"):
+        return f"{pruned['loss']:.4f} at step {pruned['step']:,}"
     return "failed" if result["failed"] else format_metric(metric, result["score"])
 
 
@@ -230,7 +348,8 @@ def remove_runs(
     """Remove all runs except those of the best point (only its `best_seed`, if given) and those marked as kept."""
     best = ranking(results_by_point, lower=kind.lower)[0]
     for number, (point, results) in enumerate(zip(points, results_by_point, strict=True)):
-        for trial, result in zip(trials_of(plan, point), results, strict=True):
+        for result in results:
+            trial = SweepTrial(point, result["seed"])
             is_best = number == best and best_seed in (None, trial.seed)
             if not is_best and not result["kept"]:
                 kind.run_folder(trial).remove()
@@ -246,7 +365,11 @@ def keep_best(
     """The best trial of the best point. Its run is kept; it is trained again if its weights were removed earlier."""
     best = ranking(results_by_point, lower=kind.lower)[0]
     sign = 1 if kind.lower else -1
-    scores = {result["seed"]: sign * result["score"] for result in results_by_point[best] if not result["failed"]}
+    scores = {
+        result["seed"]: sign * result["score"]
+        for result in results_by_point[best]
+        if not result["failed"] and not result.get("pruned")
+    }
     if not scores:
         return None
     with_run = [seed for seed in scores if kind.run_folder(SweepTrial(points[best], seed)).is_finished()]

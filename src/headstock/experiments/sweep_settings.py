@@ -33,6 +33,10 @@ class SweepSettings:
     seeds: int = 3
     seed: int = 0  # the first seed; also seeds the random sample of points
     sample: int | None = None  # number of points to sample from the grid; default: all
+    # how points are chosen: all of them, at random, by TPE, or at random with the worse ones stopped early (ASHA);
+    # auto is random with `sample` and otherwise grid
+    method: Literal["auto", "grid", "random", "tpe", "asha"] = "auto"
+    reduction: int = 3  # asha: one in this many points goes on at each rung
     by: Literal["auto", "loss", "bits_per_byte"] = "auto"  # ranking of pretraining; auto is loss where comparable
     keep: bool = False  # keep all runs instead of only the best
 
@@ -42,8 +46,19 @@ class SweepSettings:
             for name, value in (("seeds", self.seeds), ("sample", self.sample))
             if value is not None and value < 1
         ]
+        if self.reduction < 2:
+            problems.append(("reduction", f"must be 2 or more, not {self.reduction}"))
+        if self.method in ("random", "tpe", "asha") and self.sample is None:
+            problems.append(("method", f"{self.method} needs --sample N, the number of points to try"))
+        if self.method == "grid" and self.sample is not None:
+            problems.append(("method", f"grid trains all points, so it conflicts with --sample {self.sample}"))
         if problems:
             raise ConfigError(problems)
+
+    @property
+    def search_method(self) -> str:
+        """`method` with `auto` resolved."""
+        return self.method if self.method != "auto" else "grid" if self.sample is None else "random"
 
 
 @dataclass(frozen=True)
@@ -67,6 +82,10 @@ class Range:
             value = self.low + fraction * (self.high - self.low)
         else:
             value = self.low * (self.high / self.low) ** fraction
+        return self.rounded(value)
+
+    def rounded(self, value: float) -> float:
+        """The value as it is used: an integer within the ends, or a number of few digits."""
         return min(max(round(value), self.low), self.high) if self.is_integer else float(f"{value:.{DIGITS}g}")
 
 
@@ -171,9 +190,7 @@ def draw_points(grid: Mapping[str, Values], *, sample: int | None, seed: int) ->
     if sample is None:
         lists = [values for values in grid.values() if not isinstance(values, Range)]
         return [dict(zip(grid, combination, strict=True)) for combination in product(*lists)]
-    size = math.prod(values.size if isinstance(values, Range) else len(values) for values in grid.values())
-    if sample > size:
-        raise UserError(f"--sample {sample}: the grid has only {size:,} points; omit --sample to run them all")
+    check_sample(grid, sample)
     points: dict[str, Point] = {}
     for draw in range(MAX_DRAWS * sample * len(grid)):
         fractions = generator(seed, "sweep", draw).random(len(grid))
@@ -182,6 +199,19 @@ def draw_points(grid: Mapping[str, Values], *, sample: int | None, seed: int) ->
         if len(points) == sample:
             return list(points.values())
     raise UserError(f"--sample {sample}: could not draw that many distinct points from this grid; use fewer")
+
+
+def corner_points(grid: Mapping[str, Values]) -> list[Point]:
+    """Points that together have every listed value and both ends of every range, to check settings beforehand."""
+    lists = {key: [values.low, values.high] if isinstance(values, Range) else values for key, values in grid.items()}
+    count = max(map(len, lists.values()))
+    return [{key: values[number % len(values)] for key, values in lists.items()} for number in range(count)]
+
+
+def check_sample(grid: Mapping[str, Values], sample: int) -> None:
+    size = math.prod(values.size if isinstance(values, Range) else len(values) for values in grid.values())
+    if sample > size:
+        raise UserError(f"--sample {sample}: the grid has only {size:,} points; omit --sample to run them all")
 
 
 def pick_value(values: Values, fraction: float) -> Any:

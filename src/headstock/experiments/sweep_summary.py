@@ -7,6 +7,7 @@ import numpy as np
 
 from headstock import config
 from headstock.experiments.grid import SINGLE_SEED, TrialResult, total_seconds, versions
+from headstock.experiments.sweep_search import rung_validations, setting_importances
 from headstock.experiments.sweep_settings import Range, SweepPlan
 from headstock.experiments.sweep_trials import SweepKind, SweepTrial
 from headstock.experiments.trial_evaluation import paired_difference, score_interval, t_interval
@@ -22,9 +23,15 @@ from headstock.report.sweep_points import (
 )
 from headstock.tasks.labelled import LabelledTask
 
-CELL_KEYS = ("settings", "seed", "score", "metrics", "steps", "seconds", "parameters", "curve", "failed")
+CELL_KEYS = ("settings", "seed", "score", "metrics", "steps", "seconds", "parameters", "curve", "failed", "pruned")
 BINS = 3  # of the values sampled from a range, to compare their means
 SHOWN_FAILURES = 8
+METHODS = {
+    "grid": "all points of the grid",
+    "random": "random points",
+    "tpe": "points proposed by TPE",
+    "asha": "random points, pruned by ASHA",
+}
 FAILED = {"mean": None, "low": None, "high": None}
 
 
@@ -55,6 +62,10 @@ def summarize_sweep(
         "better": "lower" if kind.lower else "higher",
         "followed": kind.curve_metric,
         "versions": versions(),
+        "method": plan.sweep.search_method,
+        "points_are": METHODS[plan.sweep.search_method],
+        "pruning": describe_pruning(plan, kind, results_by_point),
+        "importances": importances(plan, points, results_by_point),
         "seed": plan.sweep.seed,
         "seeds": plan.sweep.seeds,
         "seconds": total_seconds(seconds, trials),
@@ -90,23 +101,80 @@ def title_of(plan: SweepPlan, keys: Sequence[str]) -> str:
     return f"{' × '.join(keys)}: {subject}"
 
 
+# The search
+
+
+def describe_pruning(
+    plan: SweepPlan, kind: SweepKind, results_by_point: Sequence[list[TrialResult]]
+) -> dict[str, Any] | None:
+    """How many points ASHA stopped, when, and the steps it trained of those that all trials would take."""
+    if plan.sweep.search_method != "asha":
+        return None
+    pruned = [at["step"] for results in results_by_point if (at := pruned_at(results))]
+    complete = [result["steps"] for results in results_by_point for result in results if scores_of([result])]
+    rungs = rung_validations(plan.sweep.reduction)
+    # a point that was pruned would have taken as many steps as the mean of the others
+    full = round(float(np.mean(complete)) * len(results_by_point) * plan.sweep.seeds) if complete else None
+    return {
+        "points": len(pruned),
+        "of": len(results_by_point),
+        "rungs": rungs,
+        "first_step": min(pruned, default=None),
+        "last_step": max(pruned, default=None),
+        "steps": sum(trained_steps(kind, results, rungs) for results in results_by_point),
+        "full_steps": full,
+    }
+
+
+def trained_steps(kind: SweepKind, results: list[TrialResult], rungs: Sequence[int]) -> int:
+    """The steps of a point's trials; where trials do not continue, the first was trained anew for every rung."""
+    steps = sum(result["steps"] or 0 for result in results)
+    if not kind.continues:
+        curve = results[0]["curve"]
+        steps += sum(int(curve[rung - 1][0]) for rung in rungs if rung < len(curve))
+    return steps
+
+
+def importances(
+    plan: SweepPlan, points: list[Point], results_by_point: list[list[TrialResult]]
+) -> dict[str, float] | None:
+    if plan.sweep.search_method != "tpe":  # the others do without Optuna
+        return None
+    scores = [scores_of(results) for results in results_by_point]
+    return setting_importances(
+        plan.grid, points, [None if score is None else float(np.mean(score)) for score in scores]
+    )
+
+
 # Points
 
 
 def ranking(results_by_point: Sequence[list[TrialResult]], *, lower: bool) -> list[int]:
-    """The indices of the points, the best first; points with a failed seed come last."""
+    """The indices of the points, the best first.
+
+    Pruned points come after the others, those that went on longest first; points with a failed seed come last.
+    """
     sign = 1 if lower else -1
 
-    def sort_key(index: int) -> tuple[bool, float]:
-        scores = scores_of(results_by_point[index])
-        return scores is None, 0.0 if scores is None else sign * float(np.mean(scores))
+    def sort_key(index: int) -> tuple[int, float, float]:
+        scores, pruned = scores_of(results_by_point[index]), pruned_at(results_by_point[index])
+        if scores is not None:
+            return 0, sign * float(np.mean(scores)), 0.0
+        return (1, -pruned["step"], pruned["loss"]) if pruned else (2, 0.0, 0.0)
 
     return sorted(range(len(results_by_point)), key=sort_key)
 
 
 def scores_of(results: list[TrialResult]) -> list[float] | None:
-    """The score of each seed; None if one failed, which the mean of the others would hide."""
-    return None if any(result["failed"] for result in results) else [result["score"] for result in results]
+    """The score of each seed; None if one failed or was pruned, which the mean of the others would hide."""
+    if any(result["failed"] or result.get("pruned") for result in results):
+        return None
+    return [result["score"] for result in results]
+
+
+def pruned_at(results: list[TrialResult]) -> dict[str, Any] | None:
+    """The step at which a point was pruned, and the validation loss there."""
+    return next((result["pruned"] for result in results if result.get("pruned")), None)
 
 
 def describe_point(
@@ -119,6 +187,7 @@ def describe_point(
         **(score_interval(task, results)._asdict() if scores else FAILED),
         "seeds": len(results),
         "failed": sum(1 for result in results if result["failed"]),
+        "pruned": pruned_at(results),
         "seconds": round(float(np.mean([result["seconds"] for result in results])), 3),
         "parameters": parameters[0] if parameters else None,
         "from_best": gap and gap._asdict(),
@@ -164,6 +233,20 @@ def bins_of(values: list[Any]) -> list[list[Any]]:
 # In words
 
 
+def pruning_note(plan: SweepPlan, pruning: dict[str, Any]) -> str:
+    first, last = pruning["first_step"], pruning["last_step"]
+    when = f"at step {first:,}" if first == last else f"between steps {first:,} and {last:,}"
+    saved = ""
+    if pruning["full_steps"]:
+        share = pruning["steps"] / pruning["full_steps"]
+        saved = f" The sweep took {pruning['steps']:,} steps, {share:.0%} of those that all trials would take."
+    return (
+        f"ASHA pruned {pruning['points']} of {pruning['of']} points {when}: after validation "
+        f"{' and '.join(map(str, pruning['rungs']))}, one in {plan.sweep.reduction} went on, by the validation loss of "
+        f"the first seed.{saved} A point that learns slowly at first may have been pruned wrongly."
+    )
+
+
 def notes(plan: SweepPlan, results: dict[str, Any]) -> list[str]:
     lines = []
     if plan.kind == "finetune":
@@ -178,7 +261,13 @@ def notes(plan: SweepPlan, results: dict[str, Any]) -> list[str]:
     if plan.sweep.seeds < 2:
         lines.append(SINGLE_SEED)
     if plan.sweep.sample is not None and len(results["marginals"]) > 1:
-        lines.append("Points were sampled at random: the mean of a value also depends on its points' other settings.")
+        how = "proposed by TPE, more where scores were good" if results["method"] == "tpe" else "sampled at random"
+        lines.append(f"Points were {how}: the mean of a value also depends on its points' other settings.")
+    if (pruning := results["pruning"]) and pruning["points"]:
+        lines.append(pruning_note(plan, pruning))
+    if results["importances"]:
+        shares = ", ".join(f"{key} {share:.0%}" for key, share in results["importances"].items())
+        lines.append(f"Share of the variance of the scores that each setting explains (fANOVA): {shares}.")
     if failed := [point_label(row["settings"]) for row in results["points"] if row["failed"]]:
         names = "; ".join(failed[:SHOWN_FAILURES]) + ("; ..." if len(failed) > SHOWN_FAILURES else "")
         lines.append(f"{len(failed)} points had a trial whose loss became infinite or NaN, and rank last: {names}.")

@@ -21,7 +21,7 @@ from headstock.report.sweep_points import Point, point_file_name, point_label
 from headstock.tasks.base import TASKS
 from headstock.tasks.labelled import LabelledTask
 from headstock.train import resolve
-from headstock.train.callbacks import Callback
+from headstock.train.callbacks import Callback, Event
 from headstock.train.distributed import DistributedContext, choose_device
 from headstock.train.finetune import parameter_counts, save_fit
 from headstock.train.labelled_data import LabelledSplits, read_splits
@@ -60,6 +60,7 @@ class SweepKind(ABC):
     """What the trials of a sweep share, and how one is trained."""
 
     lower: ClassVar[bool]  # True if lower values of the metric are better
+    continues: ClassVar[bool]  # whether a stopped trial continues from a checkpoint instead of starting again
     metric: str  # by which points are ranked
     task: LabelledTask | None = None  # computes metrics per row; None for pretraining
 
@@ -105,10 +106,48 @@ class SweepKind(ABC):
         """The `data` entry of results.json."""
 
 
+class Stopped(Exception):
+    """A trial was stopped early, at the end of its curve of steps and validation losses."""
+
+    def __init__(self, curve: list[list[float]]):
+        super().__init__()
+        self.curve = curve
+
+
+def stop_trial_after(validations: int, kind: SweepKind, trial: SweepTrial) -> Callback:
+    """Stops a trial after a number of validations, unless that is its end.
+
+    It stops in the next step, because a checkpoint is written after the validation.
+    """
+    run, name = kind.run_folder(trial), kind.curve_metric
+    curve: list[list[float]] | None = None
+
+    def on_event(event: Event) -> None:
+        nonlocal curve
+        if curve is None:  # at the first event; a resumed trial has earlier validations in its run folder
+            rows = [row for row in run.read_metrics() if f"valid_{name}" in row and row["step"] < event.state.step]
+            curve = [[row["step"], row[f"valid_{name}"]] for row in rows]
+        if event.kind == "step" and len(curve) >= validations:
+            raise Stopped(curve)
+        if event.kind == "valid":
+            curve.append([event.state.step, event.state.valid[name]])
+
+    return on_event
+
+
 def run_trial(
-    kind: SweepKind, trial: SweepTrial, *, keep: bool, needs_run: bool = False, callbacks: Sequence[Callback]
+    kind: SweepKind,
+    trial: SweepTrial,
+    *,
+    keep: bool,
+    needs_run: bool = False,
+    callbacks: Sequence[Callback],
+    stop_after: int | None = None,
 ) -> Outcome:
-    """With `needs_run` a cached result needs its run folder too. `keep` marks the run as permanent."""
+    """With `needs_run` a cached result needs its run folder too. `keep` marks the run as permanent.
+
+    With `stop_after`, the trial is stopped after that many validations; a later call continues it.
+    """
     cache, run = ResultCache(kind.folder), kind.run_folder(trial)
     config = kind.complete(kind.configure(trial.point, trial.seed))
     key, cached = kind.key(config), cache.read(trial)
@@ -119,22 +158,32 @@ def run_trial(
         if cached.get("begun") != started:  # an existing run folder is not a partial run of this trial
             run.remove()
             cache.write(trial, {"begun": started})
+        stopping = [stop_trial_after(stop_after, kind, trial)] if stop_after else []
+        stopped: TrialResult = {}
         try:
-            result = kind.train(trial, config, callbacks)
+            result = kind.train(trial, config, [*callbacks, *stopping])
             is_finite = math.isfinite(result["metrics"].get("loss", 0.0))
             failure = None if is_finite else "the validation loss is not finite"
         except DivergenceError as error:
             failure = str(error).partition(";")[0]
+        except Stopped as stop:
+            step, loss = stop.curve[-1]
+            # "begun" lets a later call continue from the run folder
+            stopped, failure = {"pruned": {"step": int(step), "loss": loss}, "begun": started}, None
+            result = {"metrics": {}, "curves": {kind.curve_metric: stop.curve}, "parameters": None, "steps": int(step)}
         if failure is not None:
             result = {"metrics": {}, "curves": {}, "parameters": None, "steps": None}
             run.remove()
-        else:
+        elif not stopped:
             run.remove_checkpoints()
-        return {"settings": trial.point, "seed": trial.seed, **result, "failed": failure, "kept": keep}
+        return {"settings": trial.point, "seed": trial.seed, **result, "failed": failure, "kept": keep, **stopped}
 
-    outcome = cache.get_or_run(
-        trial, key, train, is_complete=lambda cached: cached["failed"] or not (keep or needs_run) or run.is_finished()
-    )
+    def is_complete(cached: TrialResult) -> bool:
+        if cached.get("pruned"):
+            return stop_after is not None and len(cached["curves"][kind.curve_metric]) >= stop_after
+        return cached["failed"] or not (keep or needs_run) or run.is_finished()
+
+    outcome = cache.get_or_run(trial, key, train, is_complete=is_complete)
     result = outcome.result
     if keep and not result["kept"]:
         cache.write(trial, result := result | {"kept": True})
@@ -149,7 +198,7 @@ class Pretraining(SweepKind):
     Points with the same tokenizer settings share one tokenizer and one token store.
     """
 
-    lower = True
+    lower, continues = True, True
 
     def __init__(self, plan: SweepPlan, folder: Path, device: str):
         super().__init__(plan, folder)
@@ -256,7 +305,7 @@ class Pretraining(SweepKind):
 class Finetuning(SweepKind):
     """Trials that each fine-tune the same run. They are evaluated on validation rows only: test rows stay unseen."""
 
-    lower = False
+    lower, continues = False, False
 
     def __init__(self, plan: SweepPlan, folder: Path, device: str):
         super().__init__(plan, folder)

@@ -3,7 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 from headstock.report.format import compact_number
-from headstock.report.sweep_points import format_interval, format_metric, format_value, gap_to_best, is_number
+from headstock.report.sweep_points import (
+    format_interval,
+    format_metric,
+    format_value,
+    gap_to_best,
+    is_number,
+    missing_score,
+)
 from headstock.report.theme import arm_label
 from headstock.tasks.labelled import nouns_of
 from headstock.tasks.text_metrics import NOT_PERCENT, metric_name
@@ -25,7 +32,7 @@ def make_table(title: str, columns: dict[str, bool]) -> "Table":
 
 def score_cell(metric: str, score: float | None, row: dict[str, Any], *, is_best: bool) -> str:
     """A score with its interval; the best is bold."""
-    text = "failed" if score is None else format_metric(metric, score)
+    text = missing_score(row) if score is None else format_metric(metric, score)
     return f"[bold]{text}[/bold]{format_interval(metric, row)}" if is_best else f"{text}{format_interval(metric, row)}"
 
 
@@ -65,6 +72,8 @@ def sweep_table(results: dict[str, Any]) -> "Table":
     columns = {"": True} | {key: is_number(value) for key, value in settings.items()}
     columns |= dict.fromkeys((metric_name(metric), "gap to the best", "time"), True)
     title = f"{metric_name(metric)} ({results['better']} is better), {results['seeds']} seeds per point"
+    if results["method"] != "grid":
+        title = f"{results['points_are']}: {title}"
     table = make_table(title, columns)
     for rank, row in enumerate(results["points"], 1):
         values = (format_value(row["settings"][key]) for key in settings)

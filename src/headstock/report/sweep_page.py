@@ -17,6 +17,7 @@ from headstock.report.sweep_points import (
     format_value,
     gap_to_best,
     is_number,
+    missing_score,
     point_label,
     value_spreads,
     values_of,
@@ -66,7 +67,7 @@ def sweep_page(run: RunFolder) -> str:
         curve_name=metric_name(results.get("followed") or "loss"),
         keys=list(results["points"][0]["settings"]),
         rows=[describe_point(results, row) for row in results["points"]],
-        cells=[{**cell, "shown": format_metric(results["metric"], cell["score"])} for cell in results["cells"]],
+        cells=[{**cell, "shown": cell_score(results, cell)} for cell in results["cells"]],
         intervals=any(row["low"] is not None for row in results["points"]),
         heat=heat_map(results, varied) if len(varied) == 2 else None,
         line=line_charts(results, varied[0], style, gallery) if len(varied) == 1 else None,
@@ -81,12 +82,22 @@ def describe_point(results: Results, row: dict[str, Any]) -> dict[str, Any]:
     gap_text, _, gap_interval = gap_to_best(results, row).partition(" (")
     return {
         **row,
-        "score": format_metric(metric, row["mean"]) if not row["failed"] else "failed",
+        "score": format_metric(metric, row["mean"]) if is_scored(row) else missing_score(row),
         "interval": format_interval(metric, row).strip(" ()"),
         "gap": gap_text,
         "gap_interval": gap_interval.rstrip(")"),
         "is_clear": gap is not None and excludes_zero(gap),
     }
+
+
+def cell_score(results: Results, cell: dict[str, Any]) -> str:
+    if cell.get("pruned"):
+        return missing_score(cell)
+    return cell["failed"] or format_metric(results["metric"], cell["score"])
+
+
+def is_scored(row: dict[str, Any]) -> bool:
+    return not row["failed"] and row["mean"] is not None
 
 
 def heat_map(results: Results, keys: list[str]) -> dict[str, Any] | None:
@@ -119,8 +130,9 @@ def heat_cell(results: Results, row: dict[str, Any] | None, shades: dict[float, 
     if row is None:
         return None
     label, metric = point_label(row["settings"]), results["metric"]
-    if row["failed"] or row["mean"] is None:
-        return {"score": "failed", "share": 0.0, "title": f"{label}: failed", "best": False}
+    if not is_scored(row):
+        missing = missing_score(row)
+        return {"score": missing, "share": 0.0, "title": f"{label}: {missing}", "best": False}
     score = format_metric(metric, row["mean"])
     return {
         "score": score,

@@ -67,6 +67,12 @@ def format_metric(metric: str, value: float | None) -> str:
     return f"{100 * value:.1f}{'' if metric in NOT_PERCENT else '%'}"
 
 
+def missing_score(row: Mapping[str, Any]) -> str:
+    """What is shown in place of the score of a point that has none."""
+    pruned = row.get("pruned")
+    return f"pruned at step {pruned['step']:,}" if pruned else "failed"
+
+
 def format_interval(metric: str, row: Mapping[str, Any]) -> str:
     """` (70.1 to 72.5)`; empty without an interval."""
     if row["low"] is None:

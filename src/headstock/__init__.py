@@ -13,6 +13,7 @@ _HOMES = {
     "plan": "headstock.planner.planner",
     "pretrain": "headstock.train.pretrain",
     "finetune": "headstock.train.finetune",
+    "lr_find": "headstock.train.lr_finder",
     "compare": "headstock.experiments.compare",
     "sweep": "headstock.experiments.sweep",
     "export_run": "headstock.interop",

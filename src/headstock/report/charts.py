@@ -1,6 +1,6 @@
 """The charts of the reports: scores, training curves, lengths, calibration, confusion matrix, loss."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -249,7 +249,14 @@ def loss(train: Curve, valid: Curve, *, wide: bool) -> "Figure":
     return make_figure(paint, WIDE if wide else NARROW, 330 if wide else 270)
 
 
-def terminal_chart(curve: Sequence[tuple[float, float]], *, width: int = 60, height: int = 10, name: str = "") -> str:
+def terminal_chart(
+    curve: Sequence[tuple[float, float]],
+    *,
+    width: int = 60,
+    height: int = 10,
+    name: str = "",
+    format_x: Callable[[float], str] = lambda x: f"{x:,.0f}",
+) -> str:
     """A curve in braille characters, with its range of y at the left, and its range of x and `name` below."""
     xs, ys = [x for x, _ in curve], [y for _, y in curve]
     x_min, x_max, y_min, y_max = min(xs), max(xs), min(ys), max(ys)
@@ -268,7 +275,7 @@ def terminal_chart(curve: Sequence[tuple[float, float]], *, width: int = 60, hei
     for row, line in enumerate(cells):
         label = {0: f"{y_max:7.3f}", height - 1: f"{y_min:7.3f}"}.get(row, " " * 7)
         lines.append(f"{label} ┤{''.join(chr(0x2800 + cell) for cell in line)}")
-    first, last = f"{x_min:,.0f}", f"{x_max:,.0f}"
+    first, last = format_x(x_min), format_x(x_max)
     lines.append(f"{' ' * 8}└{'─' * width}")
     lines.append(f"{' ' * 9}{first}{name.center(width - len(last) - len(first))}{last}")
     return "\n".join(lines)

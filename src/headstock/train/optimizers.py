@@ -153,6 +153,8 @@ def lr_factor(done: float, settings: TrainSettings) -> float:
     """The factor on the learning rate when the fraction `done` of the run is complete."""
     if done < settings.warmup:
         return done / settings.warmup
+    if settings.schedule == "range_test":  # rises exponentially from lr_floor to 1, for `headstock lr-find`
+        return max(1e-12, settings.lr_floor) ** (1 - done)
     remaining = 1 - (done - settings.warmup) / max(1e-9, 1 - settings.warmup)
     fall = {
         "constant": 1.0,

@@ -99,7 +99,7 @@ class TrainSettings:
     length: int | None = None  # tokens per row; the model's context unless given
     optimizer: Literal["adamw", "muon"] = "adamw"
     lr: float = 1e-3
-    schedule: Literal["cosine", "linear", "trapezoid", "constant", "inverse_sqrt"] = "cosine"
+    schedule: Literal["cosine", "linear", "trapezoid", "constant", "inverse_sqrt", "range_test"] = "cosine"
     warmup: float = 0.05  # fraction of the run in which the learning rate rises
     cooldown: float = 0.3  # fraction of the run in which a trapezoid falls
     lr_floor: float = 0.0  # final learning rate, as a fraction of lr

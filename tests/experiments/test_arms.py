@@ -50,6 +50,17 @@ def test_the_kind_of_an_arm_determines_its_options(runs):
     assert options["frozen"] == {"transfer.init": "pretrained", "transfer.freeze": True}
 
 
+def test_common_settings_of_lora_are_for_its_arms(runs):
+    (path,) = runs("tiny")
+    common = {"lora": 4, "transfer.lora_alpha": 8.0, "lr": 0.01}
+    tables = {"wide": {"kind": "lora", "transfer.lora": 32}}
+    full, lora, wide = (arm.options(common) for arm in make_arms([path], ["pretrained", "lora", "wide"], tables))
+    assert full == {"lr": 0.01, "transfer.init": "pretrained", "transfer.freeze": False}
+    assert lora == full | {"lora": 4, "lora_alpha": 8.0, "lora_dropout": 0.0, "lora_targets": "attention"}
+    assert wide == lora | {"lora": 32}
+    assert make_arms([path], ["lora"])[0].options()["lora"] == 8
+
+
 def test_tables_define_custom_arms_and_settings_of_standard_ones(runs):
     (path,) = runs("tiny")
     tables = {"fast": {"kind": "frozen", "lr": 0.01}, "scratch": {"epochs": 3}, "unused": {"kind": "pretrained"}}

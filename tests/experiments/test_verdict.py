@@ -249,3 +249,26 @@ def test_the_best_layers_are_named_with_those_they_clearly_outperform():
 def test_one_seed_compares_layers_without_a_claim():
     text = verdict_of_layers({"last": 70.0, "mix": 80.0}, {"last": (10, None, None)}, low=None, high=None)
     assert "not clearly better than last (+10.0 points, no interval)" in text and "; clearly" not in text
+
+
+LORA = ARMS | {"lora": "lora"}
+FL = ("lora", "pretrained")
+
+
+@pytest.mark.parametrize(
+    ("gap", "relation"),
+    [
+        ((1.5, 0.4, 2.6), "clearly better than"),
+        ((-1.5, -2.6, -0.4), "clearly worse than"),
+        ((0.4, -1.1, 1.9), "not clearly different from"),
+    ],
+)
+def test_lora_is_compared_with_full_fine_tuning(gap, relation):
+    text = verdict(TWO | {"lora": 80.0 + gap[0]}, {PS: (6.0, 4.0, 8.0), FL: gap}, arms=LORA)
+    assert text.startswith("With 400 labels, pretraining improves accuracy by 6.0 points")
+    assert f"LoRA reaches {80 + gap[0]:.1f}%" in text and f"{relation} full fine-tuning ({gap[0]:+.1f} points" in text
+
+
+def test_lora_without_full_fine_tuning_is_not_compared_with_it():
+    text = verdict({"lora": 80.0, "scratch": 74.0}, {("lora", "scratch"): (6.0, 4.0, 8.0)}, arms=LORA)
+    assert "improves accuracy by 6.0 points over scratch" in text and "full fine-tuning" not in text

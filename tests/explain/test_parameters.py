@@ -189,3 +189,16 @@ def test_presets_are_counted_on_the_meta_device():
 def test_pages_contain_no_local_path(tmp_path, call):
     call("explain", "params", "--preset", "gpt-nano", "--out", tmp_path / "p.html")
     assert str(Path.home()) not in (tmp_path / "p.html").read_text()
+
+
+def test_ways_to_fine_tune():
+    """Full fine-tuning trains everything, LoRA r (K + N) per matrix and the head, a frozen backbone the head."""
+    facts = params("gpt-nano", "width=32", "heads=2", "depth=3", "hidden=64", "vocabulary=300")
+    full, lora, head = facts.finetuning
+    assert full.trainable.value == next(total.total for total in facts.totals if total.heads == ("label",))
+    assert head.trainable.value == 2 * 32 + 2
+    assert lora.trainable.value == 3 * 8 * (32 + 96 + 32 + 32) + head.trainable.value
+    assert in_text(lora.trainable.formula) == "CD + C + 6MrD"
+    assert lora.state.value < full.state.value / 4 and lora.flops.value < full.flops.value
+    assert [way["name"] for way in facts.to_dict()["finetuning"]] == [way.name for way in facts.finetuning]
+    assert facts.trainable == facts.total  # of the preset itself

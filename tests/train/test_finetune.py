@@ -443,6 +443,7 @@ MODES = {
     "frozen": ({"freeze": True}, (5,)),
     "unfreezing": ({"settings": QUICK | {"unfreeze": 1.0, "layer_decay": 0.7}}, (7,)),
     "averaged": ({"settings": QUICK | {"ema": 0.9, "validate_every": 2}}, (5,)),
+    "lora": ({"settings": QUICK | {"lora": 4, "lora_dropout": 0.2, "ema": 0.9, "validate_every": 2}}, (5,)),
     "ensemble": ({"settings": QUICK | {"ensemble": 2}}, (4, 8)),
     "adapted": ({"settings": QUICK | {"adapt_steps": 6, "epochs": 2}}, (3, 8)),
     "patient": ({"settings": UNCHANGED | {"patience": 2, "epochs": 9}}, (5,)),
@@ -459,11 +460,11 @@ def test_a_resumed_run_ends_in_the_same_bits(causal, tune, tmp_path, mode, messa
     messages.clear()
     cut = tune(causal, "cut", **options, resume=True)
     assert any(line.startswith("resuming from") for line in messages)
-    files = sorted(path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("model.safetensors"))
+    files = sorted(path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("*.safetensors"))
     for file in files:
         if "checkpoints" not in file.parts:
             assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "cut" / file).read_bytes()
-    clocks = {"run", "seconds", "tokens_per_second"}
+    clocks = {"run", "seconds", "tokens_per_second", "lora"}
     assert {k: v for k, v in cut.items() if k not in clocks} == {
         k: v for k, v in uninterrupted.items() if k not in clocks
     }

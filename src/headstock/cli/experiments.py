@@ -71,7 +71,7 @@ def compare(
         list[str] | None, typer.Argument(help="Pretrained runs, the bundled reviews-en, or hf://ORG/NAME.")
     ] = None,
     task: Task = None,
-    arms: Annotated[str | None, "Default: scratch,pretrained,frozen,tfidf; also setfit and prompt."] = None,
+    arms: Annotated[str | None, "Default: scratch,pretrained,frozen,tfidf; also lora, setfit and prompt."] = None,
     features: Annotated[str | None, "Frozen arms by layers: last,sum4,concat4,mix or layer numbers."] = None,
     prompt: Annotated[str | None, "Template of the prompt arm: '{text} It was [MASK].'"] = None,
     label_words: LabelWords = None,
@@ -80,8 +80,8 @@ def compare(
 ) -> dict[str, Any]:
     """Compare pretraining with training from scratch and TF-IDF.
 
-    The report has confidence intervals for every difference between the arms: pretrained, frozen, scratch and tfidf,
-    and for few labels setfit (contrastive pairs) and prompt (label words in a template).
+    The report has confidence intervals for every difference between the arms: pretrained, lora, frozen, scratch and
+    tfidf, and for few labels setfit (contrastive pairs) and prompt (label words in a template).
 
     Example: headstock compare reviews-en --train train.csv --valid valid.csv --test test.csv --labels 100,400 --out out
     """

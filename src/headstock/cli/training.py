@@ -130,6 +130,9 @@ def planned_settings(
 @dataclass(frozen=True)
 class FinetuneSettings(SettingOptions):
     pool: Annotated[str | None, Setting("task.pool", "Pooling: last, cls, mean, max or concat.")] = None
+    lora: Annotated[
+        int | None, Setting("transfer.lora", "Train adapters of this rank and the head; the rest is frozen.")
+    ] = None
     epochs: Annotated[float | None, Setting("train.epochs", "Epochs over the training rows.")] = None
     lr: Annotated[float | None, Setting("train.lr", "Peak learning rate.")] = None
     layer_decay: Annotated[
@@ -171,6 +174,7 @@ def finetune(
     from headstock.train import finetune as training
     from headstock.train.callbacks import terminal_progress
     from headstock.train.metrics import labelled_metric_lines
+    from headstock.train.model_card import describe_lora
     from headstock.train.resolve import labelled_task
     from headstock.train.run_folder import RunFolder
     from headstock.train.session import check_resumable
@@ -201,6 +205,8 @@ def finetune(
         if split in results:
             for line in labelled_metric_lines(split, results[split]):
                 common.show_prose(line)
+    if results.get("lora"):
+        common.show_prose(f"LoRA: {describe_lora(results)}")
     head = labelled_task(results["task"])
     common.show(f"report: {RunFolder(out).report}")
     common.show(f"try: headstock {head.verb} {shell_quote(out)} {head.example}")

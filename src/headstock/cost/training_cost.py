@@ -1,10 +1,12 @@
 """FLOPs and memory of training, in closed form.  B rows, L tokens in a row."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headstock.cost.formulas import CPU, Dimensions, ExecutionContext, ModuleCost, Size, WeightTensor
 from headstock.cost.model import model_cost
+from headstock.model.lora import LoRAConfig, is_target
 from headstock.model.model import Model
 from headstock.tasks.base import Task
 
@@ -49,6 +51,11 @@ def optimizer_state_bytes(weights: Iterable[WeightTensor], optimizer: str) -> Si
 
 
 def uses_muon(tensor: WeightTensor) -> bool:
+    return is_matrix(tensor)
+
+
+def is_matrix(tensor: WeightTensor) -> bool:
+    """Whether it is a matrix of the backbone that is multiplied."""
     return tensor.path.startswith("backbone.") and len(tensor.shape) == 2 and not tensor.is_embedding
 
 
@@ -65,6 +72,43 @@ def optimizer_flops(weights: Iterable[WeightTensor], optimizer: str) -> Size:
             short, long = min(rows, columns), max(rows, columns)
             total += tensor.times * parts * 5 * (4 * short**2 * long + 2 * short**3)
     return total
+
+
+def adapter_weights(
+    weights: Iterable[WeightTensor], lora: LoRAConfig, *, rank: Size | None = None
+) -> list[WeightTensor]:
+    """A (r, K) and B (N, r) of each matrix (N, K) of the backbone that LoRA adapts; `rank` may be a symbol."""
+    rank = lora.rank if rank is None else rank
+    adapters = []
+    for tensor in weights:
+        if is_matrix(tensor) and is_target(tensor.path, lora.targets):
+            outputs, inputs = tensor.shape
+            for name, shape in (("lora_A", (rank, inputs)), ("lora_B", (outputs, rank))):
+                adapters.append(WeightTensor(f"{tensor.path}.{name}", shape, tensor.times, is_embedding=False))
+    return adapters
+
+
+def lora_flops_per_token(cost: ModuleCost, lora: LoRAConfig, *, rank: Size | None = None) -> Size:
+    """FLOPs per token of training with LoRA, forward and backward.
+
+    Frozen layers need no gradient of their weights. Recurrent cells and the keys and values of cross-attention form
+    W + B A, so these do.
+    """
+    rank = lora.rank if rank is None else rank
+
+    def difference(part: ModuleCost, path: str) -> Size:
+        matrices = [shape for shape in part.shapes.values() if len(shape) == 2 and not part.is_embedding]
+        forms_sum = part.name == "cells" or path.endswith("cross.inputs")
+        own: Size = 0
+        if matrices and not forms_sum:
+            own -= part.flops or sum(2 * math.prod(shape) for shape in matrices)
+            if is_target(path, lora.targets):
+                own += (1 + BACKWARD) * sum(2 * rank * (outputs + inputs) for outputs, inputs in matrices)
+        below = sum(difference(child, f"{path}.{child.name}") for child in part.parts)
+        return (own + below) * part.passes * part.copies
+
+    backbone, _ = cost.parts
+    return flops_per_token(cost, training=True) + difference(backbone, backbone.name)
 
 
 def training_memory(

@@ -113,10 +113,24 @@ class Arm:
     run: RunFolder | None = None  # None for a kind that needs none
     settings: dict[str, Any] = field(default_factory=dict)
 
-    def options(self) -> dict[str, Any]:
-        """Fine-tuning settings: those implied by the kind, and the arm's own."""
-        implied = {"transfer.init": "pretrained", "transfer.freeze": False} | dict(ARM_KINDS.get(self.kind).options)
-        return implied | self.settings
+    def options(self, common: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Fine-tuning settings: those common to all arms, those implied by the kind, and the arm's own.
+
+        A common setting that another kind alone has, such as the rank of LoRA, is left out.
+        """
+        kind = ARM_KINDS.get(self.kind)
+        foreign = {name for other in ARM_KINDS.names() for name in ARM_KINDS.get(other).defaults} - set(kind.defaults)
+        implied = {"transfer.init": "pretrained", "transfer.freeze": False, **kind.options}
+        shared = {key: value for key, value in (common or {}).items() if bare_name(key) not in foreign}
+        options: dict[str, Any] = {}
+        for settings in (kind.defaults, shared, implied, self.settings):
+            options |= {bare_name(key) if bare_name(key) in kind.defaults else key: settings[key] for key in settings}
+        return options
+
+
+def bare_name(key: str) -> str:
+    """`transfer.lora` -> `lora`."""
+    return key.rpartition(".")[2]
 
 
 ArmTables = Mapping[str, Mapping[str, Any]]

@@ -7,6 +7,7 @@ from typing import Any
 
 from headstock import __version__, config
 from headstock.data.records import Records
+from headstock.errors import UserError
 from headstock.experiments.arms.base import ARM_KINDS
 from headstock.experiments.compare_settings import Arm
 from headstock.experiments.grid import Outcome, ResultCache, TrialResult
@@ -99,11 +100,15 @@ def trial_config(context: ExperimentContext, point: GridPoint, train: Records) -
     """The fine-tuning config of a trial; None if its arm is not fine-tuned."""
     if point.arm.run is None or not ARM_KINDS.get(point.arm.kind).is_finetuned:
         return None
-    settings = {**context.settings, **point.arm.options(), "train.seed": point.seed}
+    settings = {**point.arm.options(context.settings), "train.seed": point.seed}
     shared = {name: getattr(context.task.config, name, None) for name in SHARED_SETTINGS}
     settings |= {f"task.{name}": config.to_dict(value) for name, value in shared.items() if value}
     settings |= {"data.train": context.splits.train.source, "data.columns": list(context.columns)}
-    return resolve_with_data(resolve_finetune_config(point.arm.run, context.task.name, None, settings), train)
+    run_config = resolve_finetune_config(point.arm.run, context.task.name, None, settings)
+    if bool(run_config.transfer.lora) != ("lora" in ARM_KINDS.get(point.arm.kind).defaults):
+        rank = run_config.transfer.lora
+        raise UserError(f"arms.{point.arm.name}: an arm of the kind {point.arm.kind!r} cannot have lora={rank}")
+    return resolve_with_data(run_config, train)
 
 
 def trial_key(

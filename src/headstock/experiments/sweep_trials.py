@@ -360,7 +360,7 @@ class Finetuning(SweepKind):
         return {
             "metrics": {name: value for name, value in metrics.items() if name != "intervals"},
             "curves": {"loss": [[row["step"], row["valid_loss"]] for row in fitted.epochs]},
-            "parameters": parameter_counts(fitted.model, frozen=config.transfer.freeze)["total"],
+            "parameters": parameter_counts(fitted, frozen=config.transfer.freeze)["total"],
             "steps": fitted.state.step,
             "tallies": {metric: serialize_metric(task.row_metrics(data.valid, outputs)[metric])},
         }

@@ -96,7 +96,8 @@ def verdict(labels: int, summary: Rows, pairs: Rows, arms: Sequence[Mapping[str,
     if pretrained and frozen:
         noun = "the frozen backbone" if len(frozen) == 1 else f"the best frozen backbone ({frozen[0]})"
         text += f"; {noun} {scores.reaches(frozen[0])}"
-    text += "".join(f"; {scores.describe(name)} {scores.reaches(name)}" for name in others if name not in main[:1])
+    for name in (name for name in others if name not in main[:1]):
+        text += f"; {scores.describe(name)} {scores.reaches(name)}{_full_finetuning(scores, name, pretrained)}"
     if scores.scores and not scores.has_intervals:
         text += "; one seed only, so there are no intervals"
     return f"With {labels:,} {unit if labels == 1 else f'{unit}s'}, {text}."
@@ -123,6 +124,20 @@ def _layers(name: str) -> str:
     """The layers of a frozen arm as text."""
     layers = name.removeprefix("frozen ")
     return f"layer {layers}" if layers[:1].isdecimal() else layers
+
+
+def _full_finetuning(scores: ArmScores, name: str, pretrained: list[str]) -> str:
+    """How an arm that fine-tunes in another way compares with full fine-tuning, if there is an interval."""
+    kind = next(arm["kind"] for arm in scores.arms if arm["name"] == name)
+    if not pretrained or not ARM_KINDS.get(kind).is_finetuned:
+        return ""
+    gap = scores.difference(name, pretrained[0])
+    if gap.low is None:
+        return ""
+    relation = "not clearly different from"
+    if gap.above or gap.below:
+        relation = f"clearly {'better' if gap.above else 'worse'} than"
+    return f", {relation} full fine-tuning ({gap.signed})"
 
 
 def _pretraining(scores: ArmScores, names: list[str], *, frozen: bool) -> str:

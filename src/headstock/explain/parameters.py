@@ -7,14 +7,22 @@ from typing import Any
 
 import torch
 
-from headstock.cost.formulas import Dimensions, ExecutionContext, ModuleCost
+from headstock.cost.formulas import Dimensions, ExecutionContext, ModuleCost, WeightTensor
 from headstock.cost.measured import measured_note
 from headstock.cost.model import model_cost, model_dimensions, module_costs
-from headstock.cost.training_cost import flops_per_token, training_memory
+from headstock.cost.training_cost import (
+    FLOAT32,
+    adapter_weights,
+    flops_per_token,
+    lora_flops_per_token,
+    optimizer_state_bytes,
+    training_memory,
+)
 from headstock.errors import UserError
 from headstock.explain.subject import ExplainSubject
 from headstock.explain.symbols import Symbol, formula, legend, symbols_of, values_of
 from headstock.model.heads import ClassificationHead, LMHead
+from headstock.model.lora import LoRAConfig
 from headstock.model.model import Model
 
 # the names of the same tensors in nn.TransformerEncoderLayer and nn.TransformerDecoderLayer
@@ -23,6 +31,7 @@ TORCH |= {"cross.inputs.": "multihead_attn.in_proj_", "cross.output": "multihead
 TORCH |= {"feed.up": "linear1", "feed.down": "linear2", "around_attention.norm": "norm1"}
 OUTSIDE = {"backbone.tokens.weight": "embedding.weight"}
 OUTSIDE |= {"heads.token.weight": "decoder.weight", "heads.token.bias": "decoder.bias"}
+TYPICAL_LORA = LoRAConfig(rank=8, alpha=16.0, dropout=0.0, targets="attention")
 DEVICES = {"cpu, float32": ExecutionContext(), "gpu, bfloat16, estimated": ExecutionContext("cuda", half=True)}
 
 
@@ -80,6 +89,23 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class FinetuneCost:
+    """What one way of fine-tuning the backbone with a head trains and costs."""
+
+    name: str
+    trainable: Cost  # parameters
+    state: Cost  # bytes of gradients and AdamW's moments
+    flops: Cost | None  # of a token in the backbone, forward and backward; None if it is read only once
+
+    def to_dict(self) -> dict[str, Any]:
+        costs = {"trainable": self.trainable, "state_bytes": self.state, "flops_per_token": self.flops}
+        values = {
+            name: cost and {"formula": formula(cost.formula), "value": cost.value} for name, cost in costs.items()
+        }
+        return {"name": self.name} | values
+
+
+@dataclass(frozen=True)
 class TrainingCosts:
     rows: Any  # the symbol for rows per batch
     flops: list[Cost]  # of a token in the forward pass, by module
@@ -103,7 +129,9 @@ class ParameterFacts:
     base_formula: Any
     heads: dict[str, int]
     totals: list[HeadTotal]  # the model's own heads first
+    finetuning: list[FinetuneCost]  # all weights, LoRA, the head alone
     frozen: bool  # the run trained its heads only
+    lora: int  # rank of the run's adapters; 0: none
     derivative: Any  # of the total by the number of attention heads; None without attention
     fixed: Cost | None  # numbers that are not trained, such as sinusoidal positions
     costs: TrainingCosts
@@ -117,7 +145,14 @@ class ParameterFacts:
 
     @property
     def trainable(self) -> int:
+        if self.lora:
+            return next(int(way.trainable.value) for way in self.finetuning if way.name.startswith("LoRA"))
         return self.totals[0].own if self.frozen else self.total
+
+    @property
+    def fixed_count(self) -> int:
+        """Parameters that are not trained; adapters are not part of the total."""
+        return self.total - self.totals[0].own if self.frozen or self.lora else 0
 
     def to_dict(self) -> dict[str, Any]:
         def costs_dict(costs: list[Cost]) -> dict[str, Any]:
@@ -130,11 +165,12 @@ class ParameterFacts:
             "base": self.base,
             "heads": self.heads,
             "trainable": self.trainable,
-            "frozen": self.total - self.trainable,
+            "frozen": self.fixed_count,
             "formula": formula(self.totals[0].formula),
             "rows": [vars(tensor) for tensor in self.tensors],
             "modules": [module.to_dict() for module in self.modules if not module.tensor],
             "totals": [total.to_dict() for total in self.totals],
+            "finetuning": [way.to_dict() for way in self.finetuning],
             "letters": {symbol.name: {"meaning": symbol.meaning, "value": symbol.value} for symbol in self.symbols},
             "derivative_by_heads": None if self.derivative is None else formula(self.derivative),
             "batch": self.batch,
@@ -165,22 +201,28 @@ def explain_parameters(
     modules = [module for part in forms.parts for module in module_counts(part, values, counts)]
     totals = [head_total(variant, symbols, values) for variant in models]
     costs = training_costs(subject, symbols, values, batch)
+    lora = config.transfer and config.transfer.adapters
+    ways, rank = finetune_costs(finetuned_variant(models), symbols, values, lora or TYPICAL_LORA)
     has_attention = hasattr(model.backbone.config, "heads")
     fixed = evaluate(forms.buffer_count, values)
     used = [module.formula for module in modules] + [total.formula for total in totals] + costs.formulas()
     used += [symbols.heads] if has_attention else []
+    used += [way.trainable.formula for way in ways]
+    letters = values | {costs.rows: batch, rank: (lora or TYPICAL_LORA).rank}
     return ParameterFacts(
         name=subject.name,
         family=config.family,
         modules=modules,
         tensors=tensor_counts(model, modules),
-        symbols=legend(used, values | {costs.rows: batch}, meanings | {"B": "rows per batch"}),
+        symbols=legend(used, letters, meanings | {"B": "rows per batch", "r": "rank of LoRA"}),
         by=(symbols.depth, symbols.encoder_depth),
         base=model.parameter_counts()["base"],
         base_formula=forms.parts[0].count,
         heads={name: variant.parameter_counts()[name] for variant in models for name in variant.heads},
         totals=totals,
+        finetuning=ways,
         frozen=bool(config.transfer and config.transfer.freeze),
+        lora=lora.rank if lora else 0,
         derivative=sympify(totals[0].formula).diff(symbols.heads) if has_attention else None,
         fixed=Cost("fixed", forms.buffer_count, fixed) if fixed else None,
         costs=costs,
@@ -318,6 +360,41 @@ def training_costs(subject: ExplainSubject, symbols: Dimensions, values: dict[An
         cost("training", flops_per_token(parts, training=True)),
         memory,
     )
+
+
+def finetuned_variant(models: list[Model]) -> Model:
+    """The backbone with a classification head if it can have one, otherwise with its own heads."""
+    classifiers = (m for m in models if any(isinstance(head, ClassificationHead) for head in m.heads.values()))
+    return next(classifiers, models[0])
+
+
+def finetune_costs(
+    model: Model, symbols: Dimensions, values: dict[Any, int], lora: LoRAConfig
+) -> tuple[list[FinetuneCost], Any]:
+    """Full fine-tuning, LoRA and a frozen backbone, for AdamW; also returns the symbol of the rank."""
+    import sympy
+
+    rank = sympy.Symbol("r", positive=True, integer=True)
+    values = values | {rank: lora.rank}
+    forms = module_costs(model, symbols)
+    weights = list(forms.weights())
+    heads = [tensor for tensor in weights if tensor.path.startswith("heads.")]
+    adapters = adapter_weights(weights, lora, rank=rank)
+
+    def cost(name: str, form: Any) -> Cost:
+        return Cost(name, sympy.expand(form), evaluate(form, values))
+
+    def way(name: str, tensors: list[WeightTensor], flops: Any) -> FinetuneCost:
+        count = sum(tensor.count * tensor.times for tensor in tensors)
+        state = FLOAT32 * count + optimizer_state_bytes(tensors, "adamw")
+        return FinetuneCost(name, cost("trainable", count), cost("state", state), flops and cost("flops", flops))
+
+    backbone = ModuleCost("", parts=(forms.parts[0], ModuleCost("heads")))
+    ways = [way("all weights", weights, flops_per_token(backbone, training=True))]
+    if adapters:
+        flops = lora_flops_per_token(backbone, lora, rank=rank)
+        ways.append(way(f"LoRA, rank {lora.rank}, {lora.targets}", [*adapters, *heads], flops))
+    return [*ways, way("the head alone", heads, None)], rank
 
 
 def flops_by_module(parts: ModuleCost) -> Iterator[tuple[str, Any]]:

@@ -65,7 +65,7 @@ def parameter_document(params: ParameterFacts) -> doc.ExplainDocument:
         sections=[
             doc.Section("", [*doc.notes(params.notes), headline(params), chart, symbols_table(params)]),
             doc.Section("Module by module", [module_table(params), *remarks(params)], "parts"),
-            doc.Section("Heads and what is trained", [totals_table(params)], "totals"),
+            doc.Section("Heads and what is trained", [totals_table(params), finetuning_table(params)], "totals"),
             doc.Section("Cost", cost_blocks(params), "costs"),
             doc.Section("Every tensor", [tensor_table(params)], "tensors"),
         ],
@@ -76,6 +76,8 @@ def parameter_document(params: ParameterFacts) -> doc.ExplainDocument:
 
 def headline(params: ParameterFacts) -> doc.DocumentBlock:
     trained = "the head alone; the backbone is frozen" if params.frozen else "all of them"
+    if params.lora:
+        trained = f"adapters of rank {params.lora} (LoRA), merged after training, and the head"
     return doc.KeyFigures(
         [
             ("parameters", f"{params.total:,}", doc.Formula(params.totals[0].formula, params.by)),
@@ -186,6 +188,21 @@ def totals_table(params: ParameterFacts) -> doc.DocumentBlock:
     }
     caption = "The same backbone with the heads it has or could have."
     return doc.Table.from_records("By head", params.totals, columns, caption, heading=False)
+
+
+def finetuning_table(params: ParameterFacts) -> doc.DocumentBlock:
+    columns: dict[str, Any] = {
+        "trained": ("text", "name"),
+        "formula": ("formula", lambda way: doc.Formula(way.trainable.formula, params.by)),
+        "parameters": ("count", lambda way: way.trainable.value),
+        "gradients and optimizer": ("bytes", lambda way: way.state.value),
+        "FLOP per token": ("flops", lambda way: way.flops and way.flops.value),
+    }
+    caption = (
+        "Of the backbone with a head; the optimizer is AdamW. FLOP are those of the backbone, forward and backward: "
+        "LoRA needs no gradients of frozen matrices. With the head alone, the backbone reads each text once."
+    )
+    return doc.Table.from_records("Ways to fine-tune", params.finetuning, columns, caption)
 
 
 # Cost

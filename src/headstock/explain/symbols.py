@@ -24,7 +24,7 @@ SYMBOLS = {
     "length": ("L", "tokens per row"),
     "source_length": ("L_src", "source tokens"),
 }
-ORDER = ["B", "L", "L_src", "M", "M_enc", "V", "V_src", "T", "G", "C", "A", "D", "F", "H"]  # of factors in a product
+ORDER = ["B", "L", "L_src", "M", "M_enc", "V", "V_src", "T", "G", "C", "A", "r", "D", "F", "H"]  # of factors
 SUBSCRIPTS = {"src": "ₛ", "enc": "ₑ"}
 SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 

@@ -29,10 +29,10 @@ def _copy(module: nn.Module) -> Any:
     if isinstance(module, nn.ModuleList):
         return [_copy(part) for part in module]
     if isinstance(module, nn.Linear):
-        return _function(module, F.linear, weight=module.weight, bias=module.bias)
+        return _function(F.linear, weight=module.weight, bias=module.bias)
     if isinstance(module, nn.LayerNorm):
         arguments: dict[str, Any] = {"weight": module.weight, "bias": module.bias, "eps": module.eps}
-        return _function(module, torch.layer_norm, normalized_shape=module.normalized_shape, **arguments)
+        return _function(torch.layer_norm, normalized_shape=module.normalized_shape, **arguments)
     if type(module).__module__.startswith("torch."):
         return module
     copy = _plain_class(type(module))()  # type: ignore[arg-type]
@@ -42,10 +42,10 @@ def _copy(module: nn.Module) -> Any:
     return copy
 
 
-def _function(module: nn.Module, function: Any, **arguments: Any) -> Any:
+def _function(function: Any, **arguments: Any) -> Any:
     """A layer as the one function it calls, with its parameters as attributes."""
     layer = partial(function, **arguments)
-    vars(layer).update({name: arguments[name] for name in module._parameters})
+    vars(layer).update({name: arguments[name] for name in ("weight", "bias")})
     return layer
 
 

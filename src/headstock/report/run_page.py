@@ -15,6 +15,7 @@ from headstock.tasks.labelled import nouns_of
 from headstock.tasks.text_metrics import METRICS, metric_name
 from headstock.train.metrics import majority_warning
 from headstock.train.run_folder import RunFolder
+from headstock.train.settings import kind_of_transfer
 
 Rows = list[dict[str, Any]]
 
@@ -69,10 +70,7 @@ def finetune_page(run: RunFolder) -> str:
     """The page of a fine-tuned run: scores, accuracy by epoch, and errors if they were analysed."""
     results = run.results()
     settings = settings_of(run)
-    transfer = settings.get("transfer", {})
-    kind = "frozen" if transfer.get("freeze") else transfer.get("init") or "pretrained"
-    kind = "setfit" if transfer.get("method") == "setfit" else kind
-    style = arm_styles([{"name": run.path.name, "kind": kind}])[run.path.name]
+    style = arm_styles([{"name": run.path.name, "kind": kind_of_transfer(settings.get("transfer", {}))}])[run.path.name]
     gallery, rows = Gallery(), run.read_metrics()
     details, nouns = results.get("details") or {}, nouns_of(results.get("task"))
     max_text = error_section.max_text_length(len(details.get("mistakes") or []))

@@ -25,13 +25,14 @@ WIDE, NARROW, SMALL = 600, 350, 340  # pixels: the width of a page, of a phone, 
 ARMS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "pretrained": ("o", [("#0072b2", "#5cb8ec"), ("#003c66", "#a9d8f5"), ("#3d9ad1", "#2b8ac6")]),
     "scratch": ("s", [("#d55e00", "#ff8f43"), ("#8a3c00", "#ffc59c"), ("#f08332", "#d9691a")]),
+    "lora": ("p", [("#6b4fb8", "#b6a4f2"), ("#3f2b7d", "#d9cffa"), ("#8f76d6", "#9780dd")]),
     "frozen": ("^", [("#00876a", "#34cfa3"), ("#00503f", "#9be8d1"), ("#27b08e", "#179c79")]),
     "setfit": ("P", [("#8c6d1f", "#e3c567"), ("#57430f", "#f1dfa3"), ("#b08f3a", "#c4a544")]),
     "prompt": ("X", [("#4b5b6b", "#b9c7d6"), ("#27323d", "#dbe4ee"), ("#7a8b9c", "#93a5b8")]),
     "tfidf": ("D", [("#a8488a", "#e79bcb"), ("#6b2557", "#f3c9e4"), ("#c96faf", "#c4679f")]),
 }
 OTHER = ("v", [("#6d6a2c", "#c9c26a")])
-LABELS = {"tfidf": "TF-IDF", "setfit": "SetFit"}  # display names that differ from --arms and JSON
+LABELS = {"tfidf": "TF-IDF", "lora": "LoRA", "setfit": "SetFit"}  # display names that differ from --arms and JSON
 
 # replacements in inline charts, so that they follow the page's colour scheme
 PAGE_COLOURS = {INK: "currentColor", SOFT: "var(--soft)", PAPER: "var(--paper)"}

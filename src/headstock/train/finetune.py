@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,14 @@ import numpy as np
 from torch import Tensor
 
 from headstock import config
+from headstock.cost.formulas import WeightTensor
+from headstock.cost.model import model_cost, model_dimensions
+from headstock.cost.training_cost import flops_per_token, lora_flops_per_token, optimizer_state_bytes
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.io import write_text
-from headstock.model.model import Model
+from headstock.model.lora import is_adapter
 from headstock.tasks.labelled import LabelledTask, is_labelled
 from headstock.train.callbacks import Callback, run_callbacks
 from headstock.train.distributed import DistributedContext
@@ -72,8 +75,8 @@ def finetune(
     """Train a new head on a run's backbone, and the backbone with it, on labelled texts; returns the run's results.
 
     `init="scratch"` uses the architecture without the weights; `freeze` trains the head alone. Everything else is a
-    setting, such as `{"pool": "mean", "lr": 2e-4, "layer_decay": 0.8, "ensemble": 3}`. Without a run, the model is
-    new and follows `preset`, and its tokenizer is trained on the training texts.
+    setting, such as `{"lora": 8, "pool": "mean", "lr": 2e-4, "ensemble": 3}`. Without a run, the model is new and
+    follows `preset`, and its tokenizer is trained on the training texts.
     """
     if run is not None and preset is not None:
         raise UserError(f"--preset {preset}: conflicts with the run {run}; name one of them")
@@ -290,7 +293,8 @@ def finetune_results(
         "classes": list(getattr(task.config, "classes", ())),
         "epochs": first.epochs,
         "warnings": list(splits.warnings),
-        "parameters": parameter_counts(first.model, frozen=frozen),
+        "parameters": parameter_counts(first, frozen=frozen),
+        "lora": lora_results(first, run_config),
         **environment_results(distributed),
     }
 
@@ -301,6 +305,8 @@ def save_fit(
     """Write a model that was trained without a run folder to one."""
     task = result.task
     create_run(run, run_config, task.tokenizer, splits)
+    if result.adapter is not None:
+        run.save_adapter(result.adapter, run_config.transfer.adapters)
     run.save_weights(result.model.tensors())
     data = EncodedSplits(task.prepare(splits.train), task.prepare(splits.valid))
     results = finetune_results(run, run_config, [result], data, splits, distributed, result.state.seconds)
@@ -311,8 +317,32 @@ def ensemble_outputs(fits: list[FitResult], data: Any, run_config: RunConfig) ->
     return ensemble_mean([result.outputs(data, dtype=run_config.train.dtype) for result in fits])
 
 
-def parameter_counts(model: Model, *, frozen: bool) -> dict[str, int]:
-    """Parameters by part, with the numbers of trainable and frozen ones."""
-    counts = model.parameter_counts()
+def parameter_counts(result: FitResult, *, frozen: bool) -> dict[str, int]:
+    """Parameters by part, with the numbers of trainable and frozen ones; `lora` are those of adapters, if any."""
+    counts = result.model.parameter_counts()
+    if result.adapter is not None:
+        adapters = sum(tensor.numel() for name, tensor in result.adapter.items() if is_adapter(name))
+        trained = sum(tensor.numel() for tensor in result.adapter.values())
+        return counts | {"trainable": trained, "frozen": counts["total"] + adapters - trained, "lora": adapters}
     fixed = counts["base"] if frozen else 0
     return counts | {"trainable": counts["total"] - fixed, "frozen": fixed}
+
+
+def lora_results(result: FitResult, run_config: RunConfig) -> dict[str, Any] | None:
+    """What LoRA saved: the state of the optimizer beside that of full fine-tuning, and the arithmetic of a step."""
+    lora, model, state = run_config.transfer.adapters, result.model, result.state
+    if lora is None or result.adapter is None:
+        return None
+
+    def optimizer_bytes(tensors: Mapping[str, Tensor]) -> int:
+        shapes = (WeightTensor(name, tuple(tensor.shape), 1, is_embedding=False) for name, tensor in tensors.items())
+        return int(optimizer_state_bytes(shapes, run_config.train.optimizer))
+
+    cost = model_cost(model, result.task, model_dimensions(model, length=result.length))
+    return {
+        **config.to_dict(lora),
+        "optimizer_bytes": optimizer_bytes(result.adapter),
+        "full_optimizer_bytes": optimizer_bytes(dict(model.named_parameters())),
+        "flops_ratio": round(float(lora_flops_per_token(cost, lora) / flops_per_token(cost, training=True)), 3),
+        "step_seconds": round((state.seconds - state.overhead_seconds) / max(1, state.step), 5),
+    }

@@ -1,4 +1,4 @@
-"""Trains one model on labelled rows: backbone and head, or the head alone on cached features of a frozen backbone."""
+"""Trains one model on labelled rows: backbone and head, adapters and head (LoRA), or the head on cached features."""
 
 import logging
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from headstock.model.backbone import CachedBackbone
+from headstock.model.lora import LoRAModel
 from headstock.model.model import Model
 from headstock.tasks.labelled import LabelledTask
 from headstock.train.callbacks import Callback, Event
@@ -44,6 +45,7 @@ class FitResult:
     state: TrainState
     epochs: list[dict[str, Any]]  # training and validation accuracy and loss per epoch
     length: int
+    adapter: dict[str, Tensor] | None = None  # adapters and heads, with LoRA; the model contains them already
 
     def outputs(self, data: Any, *, dtype: str = "auto") -> list[np.ndarray]:
         """The model's outputs for all rows."""
@@ -66,16 +68,18 @@ def fit(
 ) -> FitResult:
     """Train one model from `weights`, or from scratch without them.
 
-    With `freeze`, the backbone reads each row once and the head is trained on the cached features.
+    With `freeze`, the backbone reads each row once and the head is trained on the cached features. Adapters (`lora`)
+    are merged into the weights after training.
     """
     model = build_model(run_config, task)
     if weights is not None:
         load_source_weights(model, task, weights, source=run_config.transfer.run)
+    settings, lora = run_config.train, run_config.transfer.adapters
+    trained = model if lora is None else LoRAModel(model, lora, seed=settings.seed)
     model.to(distributed.device)
-    settings = run_config.train
     length = sequence_length(model, settings)
     epochs: list[dict[str, Any]] = []
-    trained, train_data = model, data
+    train_data = data
     if run_config.transfer.method == "setfit":
         state, epochs = fit_setfit(model, task, data, run_config, run=run, distributed=distributed, callbacks=callbacks)
         return FitResult(model.eval(), task, state, epochs, length)
@@ -86,11 +90,17 @@ def fit(
         train_data = EncodedSplits(features(data.train), features(data.valid))
     callbacks = [*callbacks, record_epochs(epochs)]
     state = train(trained, task, train_data, settings, run=run, distributed=distributed, callbacks=callbacks)
+    adapter = None
+    if isinstance(trained, LoRAModel):
+        adapter = trained.tensors()
+        trained.merge()
     if trained is not model and run is not None and distributed.is_main:
+        if adapter is not None and lora is not None:
+            run.save_adapter(adapter, lora)
         run.save_weights(model.tensors())  # with the frozen backbone
     if run is not None:
         epochs = epochs_of(run)  # also those before an interruption
-    return FitResult(model.eval(), task, state, epochs, length)
+    return FitResult(model.eval(), task, state, epochs, length, adapter)
 
 
 def record_epochs(epochs: list[dict[str, Any]]) -> Callback:

@@ -20,15 +20,16 @@ from headstock.tasks.base import TASKS, Task
 from headstock.tasks.labelled import LabelledTask
 from headstock.train.metrics import format_labelled_metrics, format_metrics, majority_warning
 from headstock.train.run_folder import RunFolder, open_run
-from headstock.train.settings import make_config
+from headstock.train.settings import kind_of_transfer, make_config
 
 UNKNOWN_LICENCE = "unknown: the licence of the original text applies"
-TOTALS = ("base", "total", "trainable", "frozen")  # keys of parameter counts that are not heads
+TOTALS = ("base", "total", "trainable", "frozen", "lora")  # keys of parameter counts that are not heads
 INITIALIZATIONS = {
     "pretrained": "all weights were fine-tuned",
     "scratch": "its architecture, trained from scratch",
     "frozen": "a new head on its frozen weights",
     "setfit": "its weights were fine-tuned on pairs of rows, and the head is a logistic regression (SetFit)",
+    "lora": "low-rank adapters (LoRA) and a head were trained, and the adapters merged into its weights",
 }
 TRUNCATIONS = {  # what is read of a text that is longer than the model's context
     "head": "the beginning",
@@ -142,8 +143,7 @@ def unknown_note(results: dict[str, Any]) -> str:
 
 def finetuned_sections(facts: RunFacts) -> tuple[str, dict[str, str]]:
     settings, results, transfer = facts.settings, facts.results, facts.transfer
-    classes, init = results["classes"], "frozen" if transfer["freeze"] else transfer["init"]
-    init = "setfit" if transfer.get("method") == "setfit" else init
+    classes, init = results["classes"], kind_of_transfer(transfer)
     source = escape_markdown(transfer["run"] or f"the preset {transfer['preset']}")
     metrics = {f"{side} rows": format_labelled_metrics(results[side]) for side in ("valid", "test") if side in results}
     limits = ["It was evaluated on rows like its training rows; on other text it may perform worse."]
@@ -214,9 +214,22 @@ def training_rows(facts: RunFacts) -> dict[str, str]:
         + (f", {processes} processes" if processes > 1 else ""),
         "optimizer": f"{train['optimizer']}, learning rate {train['lr']:g} ({train['schedule']}), weight decay "
         f"{train['weight_decay']:g}",
+        **({"LoRA": describe_lora(results)} if results.get("lora") else {}),
         "seed": str(train["seed"]),
         "versions": ", ".join(f"{name} {version}" for name, version in results["versions"].items()),
     }
+
+
+def describe_lora(results: Mapping[str, Any]) -> str:
+    """Settings, trained parameters, memory and time, as the card and the command line report them."""
+    lora, counts = results["lora"], results["parameters"]
+    state, full = (f"{lora[key] / 1e6:,.2f} MB" for key in ("optimizer_bytes", "full_optimizer_bytes"))
+    return (
+        f"rank {lora['rank']}, alpha {lora['alpha']:g}, {lora['targets']}; trained {counts['trainable']:,} parameters, "
+        f"{counts['trainable'] / counts['total']:.1%} of {counts['total']:,}; optimizer state {state} instead of "
+        f"{full}; {1000 * lora['step_seconds']:.1f} ms per step with {lora['flops_ratio']:.0%} of the FLOPs of full "
+        "fine-tuning"
+    )
 
 
 # Sections of every card

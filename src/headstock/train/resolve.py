@@ -6,13 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import torch
+
 from headstock import config
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
-from headstock.errors import UserError, did_you_mean
+from headstock.errors import ConfigError, UserError, did_you_mean
 from headstock.model.backbone import BACKBONES
 from headstock.model.backbones.encoder_decoder import config_from_transformer
 from headstock.model.layer_features import check_layers
+from headstock.model.lora import check_lora
 from headstock.tasks.base import TASKS
 from headstock.tasks.labelled import LabelledTask
 from headstock.train.run_folder import RunFolder, open_run
@@ -22,6 +25,7 @@ from headstock.train.settings import (
     TrainSettings,
     TransferSettings,
     family_of,
+    kind_of_transfer,
     make_config,
     objective_of,
     override_settings,
@@ -52,6 +56,7 @@ DEFAULTS_BY_INIT: dict[str, Tree] = {
     "scratch": {"lr": 1e-3, "epochs": 6.0},
     "frozen": {"lr": 1e-3, "epochs": 40.0, "weight_decay": 0.0},
     "setfit": {"lr": 1e-4, "epochs": 4.0, "batch": 32, "weights": "last"},
+    "lora": {"lr": 3e-3, "epochs": 4.0},
 }
 COPYING = (
     "model.causal=false: every position attends to the token that it predicts, so the model learns to copy it and its "
@@ -208,6 +213,11 @@ def resolve_finetune_config(
     tree = override_settings(config.merge(tree, settings, {"transfer": tree["transfer"]}), options)
     if source is None:
         tree = with_preliminary_vocabulary(tree)
+    elif tree["transfer"].get("lora") and family_of(tree) != family_of(source.config()):
+        raise UserError(
+            f"transfer.lora: {source} has no cross-attention, which is new in a translator and must be trained whole; "
+            "leave out --lora, or start from an encoder-decoder"
+        )
     return complete_finetune_config(tree)
 
 
@@ -255,8 +265,7 @@ def complete_finetune_config(tree: Tree) -> RunConfig:
     """Add the defaults of the task and initialization, and check that the parts fit together."""
     transfer, train = tree["transfer"], tree["train"]
     config.from_dict(TransferSettings, transfer, prefix="transfer")  # checks the types of what is used below
-    init = "frozen" if transfer.get("freeze") else transfer.get("init", "pretrained")
-    init = "setfit" if transfer.get("method") == "setfit" else init
+    init = kind_of_transfer(transfer)
     task = labelled_task(tree["task"]["name"])
     check_task(tree, task, init)
     defaults = FINETUNE_DEFAULTS | DEFAULTS_BY_INIT.get(init, {}) | task.training_defaults
@@ -284,8 +293,25 @@ def complete_finetune_config(tree: Tree) -> RunConfig:
         raise UserError(f"train.{name}: has no effect with --freeze, which trains the head alone")
     if "pool" in names and run_config.task.pool == "cls" and causal:
         raise UserError("task.pool: the first token of a causal model sees no text; use last, mean or bidirectional")
+    check_adapters(run_config)
     check_length(run_config)
     return run_config
+
+
+def check_adapters(run_config: RunConfig) -> None:
+    """Reject LoRA for a model without suitable matrices, and training settings that need whole matrices."""
+    adapters, settings = run_config.transfer.adapters, run_config.train
+    if adapters is None:
+        return
+    conflicts = {
+        "unfreeze": (settings.unfreeze, "the backbone stays frozen"),
+        "optimizer": (settings.optimizer == "muon", "muon orthogonalizes whole matrices; use adamw"),
+        "dtype": (settings.dtype == "float8", "adapters are too narrow for 8-bit products; use bfloat16 or auto"),
+    }
+    if problems := [(f"train.{name}", f"with LoRA, {why}") for name, (value, why) in conflicts.items() if value]:
+        raise ConfigError(problems)
+    with torch.device("meta"):
+        check_lora(BACKBONES.get(run_config.family)(run_config.model), adapters)
 
 
 def check_task(tree: Tree, task: type[LabelledTask], init: str) -> None:

@@ -26,6 +26,7 @@ from headstock.io import (
     write_json,
     write_text,
 )
+from headstock.model.lora import LoRAConfig, is_adapter, replace_adapter
 from headstock.train.tensors import MANIFEST, check_finite, find_damage, read_shapes, read_tensors, write_tensors
 
 SECTIONS = {"model", "task", "data", "train"}  # of every run's config.json
@@ -35,8 +36,8 @@ STEP = "step-"  # followed by the number of the step: the folder of a checkpoint
 CHECKPOINTS: FolderLayout = {f"{STEP}*": {"*.safetensors": None, PROGRESS: None, MANIFEST: None}}
 # everything that a run folder may contain: a folder with anything else in it is not replaced
 LAYOUT: dict[str, FolderLayout | None] = {f"{name}.json": None for name in FILES}
-LAYOUT |= {"model.safetensors": None, "metrics.jsonl": None, "predictions.jsonl": None, "adapt.txt": None}
-LAYOUT |= {"README.md": None, "report.html": None, "tensorboard": {"events.out.tfevents.*": None}}
+LAYOUT |= {"model.safetensors": None, "adapter.safetensors": None, "metrics.jsonl": None, "predictions.jsonl": None}
+LAYOUT |= {"README.md": None, "report.html": None, "adapt.txt": None, "tensorboard": {"events.out.tfevents.*": None}}
 LAYOUT |= {"checkpoints": CHECKPOINTS, "adapted": LAYOUT, "members": {"[0-9]*": LAYOUT}}
 BUNDLED_RUNS = Path(__file__).parent.parent / "stocks"  # pretrained runs that ship with the package, opened by name
 HUB = "headstock.interop.hub"  # opens hf:// names; it is above this package, so it is imported when one is used
@@ -104,6 +105,11 @@ class RunFolder:
     @property
     def weights_file(self) -> Path:
         return self.path / "model.safetensors"
+
+    @property
+    def adapter_file(self) -> Path:
+        """Adapters and heads of a run with LoRA; its weights contain them already."""
+        return self.path / "adapter.safetensors"
 
     @property
     def tokenizer_file(self) -> Path:
@@ -239,11 +245,24 @@ class RunFolder:
         return tokenizer
 
     def save_weights(self, tensors: dict[str, Tensor]) -> None:
+        self.save_tensors(self.weights_file, tensors)
+
+    def save_adapter(self, tensors: dict[str, Tensor], lora: LoRAConfig) -> None:
+        metadata = {name: str(value) for name, value in config.to_dict(lora).items()}
+        self.save_tensors(self.adapter_file, tensors, metadata=metadata)
+
+    def save_tensors(self, file: Path, tensors: dict[str, Tensor], *, metadata: dict[str, str] | None = None) -> None:
         remove_stale(self.path)
-        with atomic_file(self.weights_file) as temporary:
-            write_tensors(temporary, tensors)
+        with atomic_file(file) as temporary:
+            write_tensors(temporary, tensors, metadata=metadata)
             # recorded before the rename: after a crash in between, the old weights are rejected
-            self.write(MANIFEST, self.manifest() | {self.weights_file.name: checksum(temporary)})
+            self.write(MANIFEST, self.manifest() | {file.name: checksum(temporary)})
+
+    def adapter(self) -> dict[str, Tensor]:
+        if not self.adapter_file.is_file():
+            raise UserError(f"{self}: its adapter.safetensors is missing; finish its training with --resume")
+        self.verify(self.adapter_file)
+        return read_tensors(self.adapter_file)
 
     def weights(self, *, checked: bool = False) -> dict[str, Tensor]:
         """The run's weights. Damaged files (unless already `checked`) and values that are not finite are rejected."""
@@ -357,21 +376,29 @@ class CheckpointRunFolder(RunFolder):
         return averaged if averaged.is_file() else self.path / "model.safetensors"
 
     @property
-    def head_only(self) -> bool:
-        """Checkpoints of a run with a frozen backbone contain the head alone."""
-        return bool(self.config().get("transfer", {}).get("freeze", False))
+    def has_backbone(self) -> bool:
+        """Checkpoints of a run with a frozen backbone or with LoRA contain only what is trained."""
+        transfer = self.config().get("transfer", {})
+        return not transfer.get("freeze") and not transfer.get("lora")
 
     def weights(self, *, checked: bool = False) -> dict[str, Tensor]:
         if not checked:
             self.verify_checkpoint()
         own = read_tensors(self.weights_file)
         check_finite(own, source=str(self.weights_file))
-        return self.run.weights(checked=checked) | own if self.head_only else own
+        if self.has_backbone:
+            return own
+        weights, transfer = self.run.weights(checked=checked), self.config()["transfer"]
+        if rank := transfer.get("lora"):
+            return replace_adapter(weights, self.run.adapter(), own, scale=transfer["lora_alpha"] / rank)
+        return weights | own
 
     def shapes(self) -> dict[str, Size]:
         self.verify_checkpoint()
         own = read_shapes(self.weights_file)
-        return self.run.shapes() | own if self.head_only else own
+        if self.has_backbone:
+            return own
+        return self.run.shapes() | {name: shape for name, shape in own.items() if not is_adapter(name)}
 
     def verify_checkpoint(self) -> None:
         if damage := find_damage(self.path):

@@ -12,6 +12,7 @@ from headstock import config
 from headstock.data.tokenizer import TokenizerSettings
 from headstock.errors import ConfigError, UserError, did_you_mean
 from headstock.model.backbone import BACKBONES
+from headstock.model.lora import LoRAConfig
 from headstock.tasks.base import TASKS
 
 Bound = tuple[str, Callable[[float], bool]]  # what a setting must be, and whether a value is
@@ -76,12 +77,36 @@ class TransferSettings:
     adapt_lr: float | None = None  # at this learning rate; a third of the source's unless given
     ensemble: int = 1  # number of models with different seeds, whose probabilities are averaged
     least_steps: int = 100  # epochs are added for small files to reach this; 0 if `epochs` is given
+    lora: int = config.added(0)  # rank of low-rank adapters, which are trained instead of the backbone; 0: none
+    lora_alpha: float = config.added(16.0)  # adapters are scaled by alpha / rank
+    lora_dropout: float = config.added(0.0)
+    lora_targets: Literal["attention", "all-linear"] = config.added("attention")  # or recurrent cells
 
     def __post_init__(self) -> None:
-        problems = out_of_bounds(self, {NOT_NEGATIVE: "adapt_steps least_steps", ABOVE_0: "ensemble adapt_lr"})
+        bounds = {NOT_NEGATIVE: "adapt_steps least_steps lora", ABOVE_0: "ensemble adapt_lr lora_alpha"}
+        problems = out_of_bounds(self, bounds | {BELOW_1: "lora_dropout"})
         if self.init == "scratch" and self.adapt_steps:
             problems.append(("adapt_steps", "needs pretrained weights, so it conflicts with init scratch"))
+        if self.lora and self.init == "scratch":
+            problems.append(("lora", "adapts pretrained weights, so it conflicts with init scratch"))
+        if self.lora and self.freeze:
+            problems.append(("lora", "trains adapters in the backbone, so it conflicts with freeze"))
+        if self.lora and self.method == "setfit":
+            problems.append(("lora", "conflicts with method setfit, which trains all weights"))
         reject(problems)
+
+    @property
+    def adapters(self) -> LoRAConfig | None:
+        return LoRAConfig(self.lora, self.lora_alpha, self.lora_dropout, self.lora_targets) if self.lora else None
+
+
+def kind_of_transfer(settings: Mapping[str, Any]) -> str:
+    """How a run is trained: `frozen` (the head), `lora` (adapters and head), `setfit`, `pretrained` or `scratch`."""
+    if settings.get("method") == "setfit":
+        return "setfit"
+    if settings.get("freeze") or settings.get("lora"):
+        return "frozen" if settings.get("freeze") else "lora"
+    return settings.get("init") or "pretrained"
 
 
 RUN_LENGTHS = ("steps", "epochs", "minutes")  # at most one of these is set

@@ -23,6 +23,7 @@ class ArmKind:
     uses_weights: ClassVar[bool] = True  # of the run, not only its architecture
     is_finetuned: ClassVar[bool] = False  # by the training loop, so that fine-tuning settings apply
     options: ClassVar[Mapping[str, Any]] = {}  # fine-tuning settings that the kind implies
+    defaults: ClassVar[Mapping[str, Any]] = {}  # fine-tuning settings that only arms of this kind have
 
     @classmethod
     def unsupported(cls, settings: "CompareSettings") -> str | None:

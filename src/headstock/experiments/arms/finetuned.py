@@ -56,7 +56,7 @@ class FinetunedArm(ArmKind):
             "tokens_per_second": None if frozen else tokens_per_second(fitted),  # frozen features are computed once
             "chosen": None,
             "epochs": fitted.epochs,
-            "parameters": parameter_counts(fitted.model, frozen=frozen),
+            "parameters": parameter_counts(fitted, frozen=frozen),
             "predicted": predicted,
         }
         if point.analyze_errors:

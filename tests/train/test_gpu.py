@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import headstock
+from headstock.train.finetune import finetune
 from headstock.train.run_folder import RunFolder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -67,3 +68,17 @@ def test_generation_is_the_same_with_and_without_the_cache(corpus, tmp_path, tin
     assert texts[0] == texts[1]
     on_cpu = headstock.load(tmp_path / "run", device="cpu").score("Anne likes Paris.")[0].log_likelihood
     assert model.score("Anne likes Paris.")[0].log_likelihood == pytest.approx(on_cpu, abs=1e-2)
+
+
+@pytest.mark.parametrize(("preset", "compile"), [("gpt-nano", False), ("gpt-nano", "replay"), ("lstm-nano", False)])
+def test_adapters_are_trained_as_on_a_cpu(corpus, files, tmp_path, tiny, preset, compile):
+    sizes = {name: value for name, value in tiny.items() if preset == "gpt-nano" or name not in ("heads", "context")}
+    headstock.pretrain(corpus, out=tmp_path / "source", preset=preset, settings=sizes, device="cpu")
+    settings = {"lora": 4, "lr": 0.01, "epochs": 1, "batch": 8, "dropout": 0.0, "dtype": "float32", "weights": "last"}
+    data = {name: files[name] for name in ("train", "valid")}
+    adapters = []
+    for device, mode in (("cpu", False), ("cuda", compile)):
+        out, options = tmp_path / device, settings | {"compile": mode}
+        finetune(tmp_path / "source", **data, out=out, settings=options, device=device)
+        adapters.append(RunFolder(out).adapter())
+    assert all(torch.allclose(tensor, adapters[1][name], atol=2e-3) for name, tensor in adapters[0].items())

@@ -37,7 +37,8 @@ class SufficientStatistics:
     """Counts from which a corpus-level metric such as BLEU is computed after they are summed over items."""
 
     values: np.ndarray  # (N, K); for S models (S, N, K)
-    score: Callable[[np.ndarray], np.ndarray]  # (..., K) sums -> (...) scores from 0 to 1
+    score: Callable[[np.ndarray], np.ndarray]  # (..., K) sums -> (...) scores
+    bounds: tuple[float, float] = (0.0, 1.0)  # of the score
 
     def total(self) -> np.ndarray:
         """The score over all items: one number, or for S models (S,)."""
@@ -48,7 +49,18 @@ class SufficientStatistics:
         return self.values.shape
 
     def __getitem__(self, index: None) -> "SufficientStatistics":
-        return SufficientStatistics(self.values[index], self.score)
+        return SufficientStatistics(self.values[index], self.score, self.bounds)
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A corpus-level metric: how its score is computed from counts that are summed over items."""
+
+    score: Callable[[np.ndarray], np.ndarray]
+    bounds: tuple[float, float] = (0.0, 1.0)
+
+    def of(self, values: np.ndarray) -> SufficientStatistics:
+        return SufficientStatistics(values, self.score, self.bounds)
 
 
 @dataclass(frozen=True)
@@ -88,7 +100,7 @@ def interval(
     and true ones. A score that is not a ratio, such as BLEU, comes as SufficientStatistics of (S, N, K) counts.
     """
     scores = _resampled_scores(numerators, denominators, key)
-    return crossed_interval(*scores, items=numerators.shape[1], bounds=(0.0, 1.0), key=key)
+    return crossed_interval(*scores, items=numerators.shape[1], bounds=_bounds(numerators), key=key)
 
 
 def difference(
@@ -106,7 +118,7 @@ def difference(
     denominators = None
     if isinstance(a, SufficientStatistics):
         assert isinstance(b, SufficientStatistics)
-        both = SufficientStatistics(np.concatenate([a.values, b.values]), a.score)
+        both = SufficientStatistics(np.concatenate([a.values, b.values]), a.score, a.bounds)
     elif denominators_a is None or denominators_b is None:
         scores = _resampled_scores(np.asarray(a, dtype=float) - np.asarray(b, dtype=float), None, key)
         return crossed_interval(*scores, items=a.shape[1], bounds=(-1.0, 1.0), key=key)
@@ -116,7 +128,8 @@ def difference(
     means, resampled = _resampled_scores(both, denominators, key)
     seeds = a.shape[0]
     scores = means[:seeds] - means[seeds:], resampled[:, :seeds] - resampled[:, seeds:]
-    return crossed_interval(*scores, items=a.shape[1], bounds=(-1.0, 1.0), key=key)
+    lowest, highest = _bounds(both)
+    return crossed_interval(*scores, items=a.shape[1], bounds=(lowest - highest, highest - lowest), key=key)
 
 
 def macro_f1_interval(true: Integers, predicted: Integers, classes: int, *, key: Key = ()) -> Interval:
@@ -129,7 +142,12 @@ def item_interval(
 ) -> Interval:
     """The score of one trained model; both arrays are (N,). Does not cover the variation between seeds."""
     (mean,), resampled = _resampled_scores(numerators[None], None if denominators is None else denominators[None], key)
-    return Interval(float(mean), *_item_bounds(mean, resampled[:, 0], numerators.shape[0], (0.0, 1.0)))
+    return Interval(float(mean), *_item_bounds(mean, resampled[:, 0], numerators.shape[0], _bounds(numerators)))
+
+
+def _bounds(metric: NDArray | SufficientStatistics) -> tuple[float, float]:
+    """The lowest and the highest possible score; a ratio of counts is between 0 and 1."""
+    return metric.bounds if isinstance(metric, SufficientStatistics) else (0.0, 1.0)
 
 
 def macro_f1_item_interval(true: Integers, predicted: Integers, classes: int, *, key: Key = ()) -> Interval:

@@ -207,6 +207,7 @@ SCHEMA = {
     "kind": str,
     "task": str,
     "metric": str,
+    "better": str,
     "title": str,
     "versions": {ANY: str},
     "device": str,

@@ -13,13 +13,22 @@ from headstock.experiments.verdict import verdict as verdict_of_results
 ARMS = {"pretrained": "pretrained", "scratch": "scratch", "frozen": "frozen", "tfidf": "tfidf"}
 
 
-def verdict(scores: dict[str, float], gaps: dict[tuple[str, str], tuple], *, labels=400, arms=ARMS, seeds=3) -> str:
+def verdict(
+    scores: dict[str, float],
+    gaps: dict[tuple[str, str], tuple],
+    *,
+    labels=400,
+    arms=ARMS,
+    seeds=3,
+    metric="accuracy",
+) -> str:
     """Scores and differences in points; an arm's own interval is two points either way."""
     margin = None if seeds < 2 else 0.02
     summary = [
         {
             "arm": name,
             "labels": labels,
+            "metric": metric,
             "score": score / 100,
             "low": margin and score / 100 - margin,
             "high": margin and score / 100 + margin,
@@ -54,6 +63,27 @@ def test_pretraining_compared_with_scratch(gap, facts):
     assert text.startswith("With 400 labels, pretraining ") and all(fact in text for fact in facts)
     low, high = gap[1:]
     assert verdict(TWO, {PS[::-1]: (-gap[0], -high, -low)}) == text  # pairs may be stored in either order
+
+
+@pytest.mark.parametrize(
+    ("gap", "facts"),
+    [
+        ((-6.1, -7.9, -4.2), ("improves MAE by 0.0610 over scratch", "95% CI 0.0420 to 0.0790")),
+        ((6.1, 4.2, 7.9), ("raises MAE by 0.0610", "95% CI 0.0420 to 0.0790")),
+        ((-0.4, -1.9, 1.1), ("no clear difference", "0.0040 better, 95% CI -0.0110 to 0.0190")),
+    ],
+)
+def test_less_of_an_error_is_better(gap, facts):
+    text = verdict(TWO, {PS: gap}, metric="mae")
+    assert all(fact in text for fact in facts) and "points" not in text
+    low, high = gap[1:]
+    assert verdict(TWO, {PS[::-1]: (-gap[0], -high, -low)}, metric="mae") == text
+
+
+def test_the_best_arm_has_the_smallest_error():
+    arms, scores = {"a": "pretrained", "b": "pretrained", "s": "scratch"}, {"a": 50.0, "b": 40.0, "s": 60.0}
+    assert "(b, the best of 2)" in verdict(scores, {}, arms=arms, metric="rmse")
+    assert "(a, the best of 2)" in verdict(scores, {}, arms=arms, metric="pearson")
 
 
 def test_a_bound_displayed_as_zero_supports_no_claim():

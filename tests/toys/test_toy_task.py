@@ -121,9 +121,9 @@ class OrdinalRegression(LabelledTask):
 @pytest.fixture(scope="module", autouse=True)
 def registered():
     TASKS.names()
-    TASKS.add("ordinal")(OrdinalRegression)
+    TASKS.add("levels")(OrdinalRegression)
     yield
-    del TASKS._classes["ordinal"]
+    del TASKS._classes["levels"]
 
 
 def rows(count: int, name: str) -> list[str]:
@@ -153,13 +153,13 @@ def stock(corpus, tmp_path_factory):
 def learned(stock, files, tmp_path_factory):
     out = tmp_path_factory.mktemp("learned") / "run"
     settings = {"epochs": 4, "batch": 8, "lr": 3e-3, "tensorboard": False}
-    results = headstock.finetune(stock, **files, task="ordinal", out=out, settings=settings)
+    results = headstock.finetune(stock, **files, task="levels", out=out, settings=settings)
     return out, results
 
 
 def test_it_is_fine_tuned_and_reported(learned):
     out, results = learned
-    assert results["task"] == "ordinal" and results["headline"] == "within_one"
+    assert results["task"] == "levels" and results["headline"] == "within_one"
     assert 0 <= results["test"]["within_one"] <= 1
     add_error_analysis(RunFolder(out))
     details = RunFolder(out).results()["details"]
@@ -194,7 +194,7 @@ def test_it_is_exported(learned, tmp_path):
     from headstock.interop.onnx import export_onnx
 
     result = export_onnx(RunFolder(learned[0]), tmp_path / "onnx")
-    assert result["kind"] == "ordinal" and result["difference"] < 1e-4
+    assert result["kind"] == "levels" and result["difference"] < 1e-4
     session = onnxruntime.InferenceSession(str(tmp_path / "onnx" / "model.onnx"))
     assert [one.name for one in session.get_outputs()] == ["logits"]
     assert json.loads((tmp_path / "onnx" / "model.json").read_text())["classes"] == list(LEVELS)
@@ -203,7 +203,7 @@ def test_it_is_exported(learned, tmp_path):
 def test_it_is_compared(stock, files, tmp_path):
     settings = {"epochs": 1, "least_steps": 2, "batch": 8}
     results = compare(
-        [stock], **files, task="ordinal", labels=[24], seeds=2, settings=settings, out=tmp_path / "out", device="cpu"
+        [stock], **files, task="levels", labels=[24], seeds=2, settings=settings, out=tmp_path / "out", device="cpu"
     )
     assert results["metric"] == "within_one"
     assert {row["arm"] for row in results["summary"]} >= {"scratch", "pretrained", "tfidf"}

@@ -131,7 +131,7 @@ def split_counts(text: str | None) -> list[int] | None:
 
 class SweepOptions(ModelOptions):
     run: Annotated[str | None, "Fine-tune this run instead of pretraining."]
-    task: Annotated[str | None, "With --run: classify, pair, tag, answer or translate."]
+    task: Annotated[str | None, "With --run: classify, pair, regress, ordinal, tag, answer or translate."]
     train: Annotated[Path | None, "With --run: labelled texts."]
     valid: Annotated[list[str] | None, "Rows or text by which points are ranked."]
     sample: Annotated[int | None, "Try this many points; lr=1e-4..1e-2 is then a range."]

@@ -11,7 +11,7 @@ from headstock.errors import UserError, did_you_mean
 
 RUN_HELP = "A run folder, a checkpoint (RUN/checkpoints/step-N), a bundled model (reviews-en), or hf://ORG/NAME."
 DOCUMENTS_HELP = "What a document is: line, block, file, or auto to guess."
-TASK_HELP = "classify, pair, tag, answer or translate."
+TASK_HELP = "classify, pair, regress, ordinal, tag, answer or translate."
 
 RunPath = Annotated[str, typer.Argument(help=RUN_HELP, show_default=False)]
 RunName = Annotated[str | None, typer.Argument(help=RUN_HELP, show_default=False)]

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from headstock import config
 from headstock.data.records import Records
 from headstock.errors import UserError
 from headstock.experiments.arms.base import ARM_KINDS
@@ -31,7 +32,7 @@ from headstock.report.theme import arm_label
 from headstock.tasks.text_metrics import format_score
 from headstock.train.callbacks import Callback
 from headstock.train.distributed import DistributedContext, choose_device
-from headstock.train.labelled_data import read_splits, stratified_order
+from headstock.train.labelled_data import read_splits, subset
 from headstock.train.pretrain import pretrain
 from headstock.train.resolve import labelled_task
 from headstock.train.run_folder import LAYOUT as RUN_LAYOUT
@@ -99,7 +100,7 @@ def compare(
     for arm in compared_arms:  # report invalid settings of any arm before training the first one
         trial_config(context, GridPoint(arm, 0, plan.compare.seed), context.splits.train)
     leaks = check_leakage(compared_arms, context.eval_records, plan.compare.leakage, folder)
-    context = replace(context, eval_records=select_eval_records(context.eval_records, leaks, plan.compare))
+    context = replace(context, eval_records=select_eval_records(context, leaks, plan.compare))
     results = run_comparison_grid(plan, context, compared_arms, callbacks)
     return summarize_comparison(plan, context, compared_arms, results, leaks, seconds=time.monotonic() - start)
 
@@ -114,12 +115,13 @@ def make_context(plan: ComparisonPlan, folder: Path, distributed: DistributedCon
             raise UserError(f"--arms: {arm_label(name)} {reason}; remove {name} from --arms")
     if settings.separator is not None and "separator" not in {part.name for part in fields(task_class.Config)}:
         raise UserError(f"separator: a row of {settings.task} has a single label, so there is nothing to separate")
-    task_config = task_class.Config()
-    if settings.separator is not None:
-        task_config = replace(task_config, separator=settings.separator)
-    if hasattr(task_config, "many_classes"):
-        many_classes = plan.settings.get("many_classes", plan.settings.get("task.many_classes", False))
-        task_config = replace(task_config, many_classes=bool(many_classes))
+    task_settings = {
+        name: plan.settings.get(name, plan.settings.get(f"task.{name}"))
+        for name in task_class.comparison_settings
+        if plan.settings.keys() & {name, f"task.{name}"}
+    }
+    task_settings |= {} if settings.separator is None else {"separator": settings.separator}
+    task_config: Any = config.from_dict(task_class.Config, task_settings, prefix="task")
     paths = settings.train, settings.valid, settings.test
     files = LabelledSettings(*paths, settings.columns, skip_blank=settings.skip_blank)
     splits = read_splits(files, task_class, task_config, seed=settings.seed)
@@ -148,15 +150,16 @@ def pretrain_backbone(plan: ComparisonPlan, folder: Path, device: str, callbacks
     return run
 
 
-def select_eval_records(records: Records, leaks: LeakageReport, settings: CompareSettings) -> Records:
+def select_eval_records(context: ExperimentContext, leaks: LeakageReport, settings: CompareSettings) -> Records:
     """The evaluation rows without leaked ones, sampled down to `settings.rows`."""
+    records = context.eval_records
     rows = [row for row in range(len(records)) if row not in leaks.excluded]
     if not rows:
         raise UserError(f"{records.source}: all texts occur in the pretraining text; none is left to evaluate on")
     selected = records.select(rows)
     if settings.rows is None or settings.rows >= len(rows):
         return selected
-    return selected.select(sorted(stratified_order(selected.strata, seed=settings.seed)[: settings.rows]))
+    return subset(selected, settings.rows, seed=settings.seed, strata=context.task.strata(selected))
 
 
 def grid_points(settings: CompareSettings, context: ExperimentContext, arms: Sequence[Arm]) -> list[GridPoint]:

@@ -27,7 +27,7 @@ FIXED_SETTINGS = {  # fine-tuning settings that a comparison chooses itself
 
 @dataclass(frozen=True)
 class CompareSettings:
-    task: str = "classify"  # or pair, tag, answer, translate
+    task: str = "classify"  # or another labelled task
     train: str = ""
     valid: str | None = None
     test: str | None = None

@@ -20,8 +20,6 @@ from headstock.train.labelled_data import LabelledSplits, subset
 from headstock.train.resolve import resolve_finetune_config, resolve_with_data
 from headstock.train.settings import RunConfig
 
-SHARED_SETTINGS = ("classes", "separator", "unanswerable")  # inferred from all training rows, also for trials on few
-
 
 @dataclass(frozen=True)
 class ExperimentContext:
@@ -52,8 +50,11 @@ class ExperimentContext:
 
     def rows(self, labels: int, seed: int) -> tuple[Records, Records]:
         """Training and validation rows, the same for every arm; at most `labels` validation rows, also labelled."""
-        train, valid = self.splits.train, self.splits.valid
-        return subset(train, labels, seed=seed), subset(valid, min(labels, len(valid)), seed=seed)
+        return self.subset(self.splits.train, labels, seed), self.subset(self.splits.valid, labels, seed)
+
+    def subset(self, records: Records, count: int, seed: int) -> Records:
+        """`count` rows or all of them, stratified as the task says."""
+        return subset(records, min(count, len(records)), seed=seed, strata=self.task.strata(records))
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ def trial_config(context: ExperimentContext, point: GridPoint, train: Records) -
     if point.arm.run is None or not ARM_KINDS.get(point.arm.kind).is_finetuned:
         return None
     settings = {**point.arm.options(context.settings), "train.seed": point.seed}
-    shared = {name: getattr(context.task.config, name, None) for name in SHARED_SETTINGS}
-    settings |= {f"task.{name}": config.to_dict(value) for name, value in shared.items() if value}
+    shared = {name: getattr(context.task.config, name, None) for name in context.task.shared_settings}
+    settings |= {f"task.{name}": config.to_dict(value) for name, value in shared.items() if value not in (None, ())}
     settings |= {"data.train": context.splits.train.source, "data.columns": list(context.columns)}
     run_config = resolve_finetune_config(point.arm.run, context.task.name, None, settings)
     if bool(run_config.transfer.lora) != ("lora" in ARM_KINDS.get(point.arm.kind).defaults):

@@ -24,7 +24,7 @@ from headstock.io import write_json, write_text
 from headstock.report.theme import arm_label
 from headstock.tasks.class_labels import label_numbers
 from headstock.tasks.error_analysis import label_errors
-from headstock.tasks.text_metrics import metric_name
+from headstock.tasks.text_metrics import is_score, metric_name
 from headstock.train.metrics import majority_class, majority_warning
 from headstock.train.run_folder import RunFolder, source_run
 
@@ -68,13 +68,14 @@ def summarize_comparison(
         "kind": "compare",
         "task": context.task.name,
         "metric": context.task.primary_metric,
+        "better": "higher" if is_score(context.task.primary_metric) else "lower",
         "title": title_of(context, arms),
         "versions": versions(),
         "device": str(context.distributed.device),
         "seconds": total_seconds(seconds, trials),
         "seed": plan.compare.seed,
         "settings": settings_of(plan),
-        "data": context.splits.describe(),
+        "data": context.splits.describe(type(context.task)),
         "classes": list(getattr(context.task.config, "classes", ())),
         "measured_on": "valid" if context.evaluates_on_valid else "test",
         "measured_rows": len(context.eval_records),
@@ -104,7 +105,7 @@ def majority_baseline(context: ExperimentContext) -> dict[str, Any] | None:
     """The most frequent class (or tag) of the evaluation rows, and the accuracy of always predicting it."""
     columns = context.eval_records.columns
     labels = columns.get("label", list(chain.from_iterable(columns.get("tags", []))))
-    if not labels or getattr(context.task.config, "separator", None) is not None:
+    if not labels or context.task.predicts_values or getattr(context.task.config, "separator", None) is not None:
         return None
     name, accuracy = majority_class(labels)
     return {"class": name, "accuracy": accuracy}
@@ -274,7 +275,8 @@ def best_valid_loss(result: TrialResult) -> float:
 
 def write_predictions(context: ExperimentContext, arm: Arm, results: list[TrialResult]) -> None:
     """Predictions of the seed with the best validation score; ties go to the lower validation loss."""
-    best = max(results, key=lambda result: (result["valid_score"], -best_valid_loss(result)))
+    sign = 1 if is_score(context.task.primary_metric) else -1
+    best = max(results, key=lambda result: (sign * result["valid_score"], -best_valid_loss(result)))
     path = context.folder / "predictions" / f"{arm.name.replace(' ', '-').replace('/', '-')}.jsonl"
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in best["predicted"]))
 

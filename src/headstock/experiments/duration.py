@@ -17,7 +17,6 @@ from headstock.experiments.trial_evaluation import fit_run
 from headstock.logs import muted
 from headstock.planner.machine import synchronize
 from headstock.train.callbacks import Event
-from headstock.train.labelled_data import subset
 from headstock.train.resolve import CHARACTERS_PER_TOKEN
 from headstock.train.settings import RunConfig
 
@@ -45,8 +44,7 @@ class Throughput:
 
 def measure_throughput(context: ExperimentContext, arm: Arm) -> Throughput:
     """Train an arm for a few steps on rows of the comparison and discard the model."""
-    train = subset(context.splits.train, min(TRAIN_ROWS, len(context.splits.train)), seed=0)
-    valid = subset(context.splits.valid, min(TRAIN_ROWS, len(context.splits.valid)), seed=0)
+    train, valid = context.rows(TRAIN_ROWS, seed=0)
     if arm.run is None:
         return tfidf_throughput(context, train, valid)
     # all kinds but scratch are timed as a pretrained arm, without `layers`: validation gives the time to read a row
@@ -91,9 +89,9 @@ def tfidf_throughput(context: ExperimentContext, train: Records, valid: Records)
     if len(set(train.columns["label"])) < 2:
         return Throughput()
     start = time.perf_counter()
-    classifier = fit_tfidf(context, train, valid, seed=0)
+    model = fit_tfidf(context, train, valid, seed=0)
     fitted = time.perf_counter()
-    classifier.probabilities(input_texts(valid))
+    model.outputs(input_texts(valid))
     return Throughput(text=(time.perf_counter() - fitted) / max(1, len(valid)), fitting=fitted - start)
 
 
@@ -133,7 +131,7 @@ def grid_seconds(
         if cache.path(point).is_file():
             continue
         if point.run_name not in configs:
-            train = subset(context.splits.train, point.labels, seed=point.seed)
+            train, _ = context.rows(point.labels, point.seed)
             configs[point.run_name] = trial_config(context, point, train)
         if (run := str(point.arm.run)) not in speeds:  # arms of one run share its model
             speeds[run] = measure_throughput(context, point.arm)

@@ -25,7 +25,7 @@ MAX_DRAWS = 200  # per requested point; a small grid of integers yields duplicat
 class SweepSettings:
     corpus: tuple[str, ...] = ()  # text to pretrain on,
     run: str | None = None  # or a run to fine-tune
-    task: str = "classify"  # or pair, tag, answer
+    task: str = "classify"  # or another labelled task
     train: str | None = None
     valid: tuple[str, ...] = ()  # validation text, or one file of labelled validation rows
     columns: tuple[str, ...] = ()

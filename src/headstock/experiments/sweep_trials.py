@@ -20,6 +20,7 @@ from headstock.io import fingerprint, sha256
 from headstock.report.sweep_points import Point, point_file_name, point_label
 from headstock.tasks.base import TASKS
 from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.text_metrics import is_score
 from headstock.train import resolve
 from headstock.train.callbacks import Callback, Event
 from headstock.train.distributed import DistributedContext, choose_device
@@ -59,7 +60,7 @@ class SweepTrial:
 class SweepKind(ABC):
     """What the trials of a sweep share, and how one is trained."""
 
-    lower: ClassVar[bool]  # True if lower values of the metric are better
+    lower: bool  # True if lower values of the metric are better
     continues: ClassVar[bool]  # whether a stopped trial continues from a checkpoint instead of starting again
     metric: str  # by which points are ranked
     task: LabelledTask | None = None  # computes metrics per row; None for pretraining
@@ -330,6 +331,7 @@ class Finetuning(SweepKind):
             raise UserError(f"data.test: cannot be set: {FIXED_SETTINGS['test']}")
         self.splits = read_splits(first.data, self.task_class, first.task, seed=self.plan.sweep.seed)
         self.task = self.task_class(self.complete(first).task, self.tokenizer)
+        self.metric, self.lower = self.task.primary_metric, not is_score(self.task.primary_metric)
         for records in (self.splits.train, self.splits.valid):
             self.task.check(records)
         if any(config.transfer.init != "scratch" for config in configs):
@@ -366,7 +368,7 @@ class Finetuning(SweepKind):
         }
 
     def describe_data(self) -> dict[str, Any]:
-        return self.splits.describe()
+        return self.splits.describe(self.task_class)
 
 
 def versioned_fingerprint(parts: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from headstock.report.sweep_points import (
 )
 from headstock.report.theme import arm_label
 from headstock.tasks.labelled import nouns_of
-from headstock.tasks.text_metrics import NOT_PERCENT, metric_name
+from headstock.tasks.text_metrics import NOT_PERCENT, is_score, metric_name
 from headstock.train.run_folder import run_title
 
 if TYPE_CHECKING:
@@ -39,10 +39,12 @@ def score_cell(metric: str, score: float | None, row: dict[str, Any], *, is_best
 def comparison_table(results: dict[str, Any]) -> "Table":
     """Scores with intervals: one row per arm, one column per number of labels."""
     metric, unit, counts = results["metric"], nouns_of(results.get("task")).unit, results["labels"]
-    scale = "" if metric in NOT_PERCENT else " (%)"
+    is_percent = is_score(metric) and metric not in NOT_PERCENT
+    scale = " (%)" if is_percent else "" if is_score(metric) else " (lower is better)"
     title = f"{metric_name(metric)} on {results['measured_rows']:,} {results['measured_on']} rows{scale}"
     table = make_table(title, {"arm": False} | {f"{count:,} {unit}s": True for count in counts})
-    best = {count: max(row["score"] for row in results["summary"] if row["labels"] == count) for count in counts}
+    select = max if is_score(metric) else min
+    best = {count: select(row["score"] for row in results["summary"] if row["labels"] == count) for count in counts}
     for arm in results["arms"]:
         rows = sorted((row for row in results["summary"] if row["arm"] == arm["name"]), key=lambda row: row["labels"])
         cells = (score_cell(metric, row["score"], row, is_best=row["score"] == best[row["labels"]]) for row in rows)

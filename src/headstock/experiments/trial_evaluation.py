@@ -27,6 +27,7 @@ from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig
 
 DIGITS = 5  # of probabilities in a result file
+SIGNIFICANT = 8  # digits of other numbers, which may be of any size
 
 
 def fit_run(
@@ -48,7 +49,7 @@ def fit_run(
 
 def evaluate_outputs(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
     """Metrics of a model's outputs, and the values per row from which intervals are computed."""
-    stored = list(rounded(np.stack(outputs))) if task.predicts_classes else outputs  # metrics agree with what is stored
+    stored = stored_outputs(task, outputs)
     row_metrics, confidences = task.row_metrics(data, stored), task.confidences(data, stored)
     metrics = task.extra_metrics(data, stored) | {name: metric_value(values) for name, values in row_metrics.items()}
     if (classes := task.true_and_predicted(data, stored)) is not None:
@@ -82,11 +83,15 @@ def evaluate_probabilities(
     valid_score: float,
     chosen: str | None,
 ) -> TrialResult:
-    """The result of a classifier that the training loop did not train, from its probabilities (N, C) of rows."""
-    values, data = probabilities(records), LabelsOnly(label_numbers(records, task.config))
+    """The result of a model that the training loop did not train, from its outputs of rows.
+
+    These are probabilities (N, C), or values (N, 1) where the task predicts them.
+    """
+    labels = task.label_array(records) if task.predicts_values else label_numbers(records, task.config)
+    values, data = probabilities(records), LabelsOnly(labels)
     predicted = None
     if unlabelled is not None:
-        predicted = task.predictions(None, list(rounded(probabilities(unlabelled))))
+        predicted = task.predictions(None, stored_outputs(task, list(probabilities(unlabelled))))
     result = {
         **evaluate_outputs(task, data, list(values)),
         "valid_score": valid_score,
@@ -98,8 +103,13 @@ def evaluate_probabilities(
         "predicted": predicted,
     }
     if analyze_errors:
-        result["told"] = task.error_analysis(records, data, list(rounded(values)))
+        result["told"] = task.error_analysis(records, data, stored_outputs(task, list(values)))
     return result
+
+
+def stored_outputs(task: LabelledTask, outputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+    """Probabilities as a result file has them, so that metrics agree with what is stored."""
+    return list(rounded(np.stack(outputs))) if task.predicts_classes and len(outputs) else outputs
 
 
 def rounded(probabilities: np.ndarray) -> np.ndarray:
@@ -113,7 +123,7 @@ def serialize_metric(values: RowMetric) -> list[list[float]]:
 
 def compact_list(values: np.ndarray) -> list[float]:
     """Integers where possible, otherwise rounded numbers, to keep the JSON short."""
-    return [int(value) if value == int(value) else round(float(value), DIGITS) for value in values]
+    return [int(value) if value == int(value) else float(f"{value:.{SIGNIFICANT}g}") for value in values]
 
 
 # Intervals
@@ -128,7 +138,7 @@ def row_values(
     """
     values = [result["tallies"][metric] for result in results]
     if metric in task.formulas:
-        return SufficientStatistics(np.array(values), task.formulas[metric]), None
+        return task.formulas[metric].of(np.array(values)), None
     numerators, denominators = (np.array(part) for part in zip(*values, strict=True))
     return numerators, None if (denominators == 1).all() else denominators
 

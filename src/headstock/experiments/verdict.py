@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from headstock.experiments.arms.base import ARM_KINDS
-from headstock.report.format import Difference, to_points
+from headstock.report.format import Difference
 from headstock.report.sweep_points import (
     format_difference,
     format_difference_range,
@@ -14,9 +14,9 @@ from headstock.report.sweep_points import (
     point_label,
     value_spreads,
 )
-from headstock.tasks.text_metrics import NOT_PERCENT, metric_name
+from headstock.tasks.text_metrics import is_score, metric_name
 
-NEGLIGIBLE = 2.0  # points: if a model can be better by at most this, TF-IDF is called sufficient
+NEGLIGIBLE = 2.0  # points, or percent of an error: if a model can be better by at most this, TF-IDF is sufficient
 
 USUAL_KINDS = ("pretrained", "frozen", "scratch", "tfidf")
 
@@ -41,13 +41,15 @@ class ArmScores:
 
     def of_kind(self, kind: str) -> list[str]:
         """The arms of a kind, the best first."""
-        names = [arm["name"] for arm in self.arms if arm["kind"] == kind]
-        return sorted(names, key=lambda name: -self.scores[name]["score"])
+        return self.ranked(arm["name"] for arm in self.arms if arm["kind"] == kind)
 
     def other_kinds(self) -> list[str]:
         """The arms of further kinds, which verdicts only name, the best first."""
-        names = [arm["name"] for arm in self.arms if arm["kind"] not in USUAL_KINDS]
-        return sorted(names, key=lambda name: -self.scores[name]["score"])
+        return self.ranked(arm["name"] for arm in self.arms if arm["kind"] not in USUAL_KINDS)
+
+    def ranked(self, names: Iterable[str]) -> list[str]:
+        sign = -1 if is_score(self.metric) else 1
+        return sorted(names, key=lambda name: sign * self.scores[name]["score"])
 
     def matching_scratch(self, name: str) -> str | None:
         """The scratch arm to compare with: that of the same run, otherwise the best one."""
@@ -57,18 +59,24 @@ class ArmScores:
 
     def difference(self, a: str, b: str) -> Difference:
         if (a, b) in self.pairs:
-            return Difference.of(self.pairs[a, b])
+            return Difference.of(self.pairs[a, b], self.metric)
         if (b, a) in self.pairs:
             return self.difference(b, a).reversed()
-        return Difference(to_points(self.scores[a]["score"] - self.scores[b]["score"]), None, None)
+        gap = self.scores[a]["score"] - self.scores[b]["score"]
+        return Difference.of({"difference": gap, "low": None, "high": None}, self.metric)
 
     def reaches(self, name: str) -> str:
         """`reaches 71.0% (68.9 to 73.2)`, `reaches F1 71.0% (...)` or `reaches BLEU 21.0 (...)`."""
         row = self.scores[name]
         prefix = "" if self.metric == "accuracy" else f"{metric_name(self.metric)} "
-        unit = "" if self.metric in NOT_PERCENT else "%"
-        text = f"reaches {prefix}{to_points(row['score']):.1f}{unit}"
-        return text if row["low"] is None else f"{text} ({to_points(row['low']):.1f} to {to_points(row['high']):.1f})"
+        return f"reaches {prefix}{format_metric(self.metric, row['score'])}{format_interval(self.metric, row)}"
+
+    @property
+    def negligible(self) -> float:
+        """The largest difference that is called negligible, in the units of `difference`."""
+        if is_score(self.metric):
+            return NEGLIGIBLE
+        return NEGLIGIBLE / 100 * max(row["score"] for row in self.scores.values())
 
     def describe(self, name: str) -> str:
         """`the pretrained model`, with the arm's name if there are several of its kind."""
@@ -154,10 +162,10 @@ def _pretraining(scores: ArmScores, names: list[str], *, frozen: bool) -> str:
     if gap.low is None:
         return f"{subject} {_observed(gap)} scratch"
     if gap.above:
-        return f"{subject} improves {metric} by {gap.points:.1f} points over scratch ({gap.interval})"
+        return f"{subject} improves {metric} by {gap.amount} over scratch ({gap.interval})"
     if gap.below:
-        loss = gap.reversed()
-        return f"{subject} lowers {metric} by {loss.points:.1f} points compared with scratch ({loss.interval})"
+        verb, loss = "lowers" if is_score(scores.metric) else "raises", gap.reversed()
+        return f"{subject} {verb} {metric} by {loss.amount} compared with scratch ({loss.interval})"
     return f"{subject} makes no clear difference compared with scratch ({gap.signed})"
 
 
@@ -165,7 +173,9 @@ def _observed(gap: Difference) -> str:
     """`scores 6.1 points more than`: an observation of one seed, not a claim."""
     if gap.points == 0:
         return "scores the same as"
-    return f"scores {abs(gap.points):.1f} points {'more' if gap.points > 0 else 'less'} than"
+    if not gap.unit:  # an error, of which less is better
+        return f"is {gap.amount} {'better' if gap.points > 0 else 'worse'} than"
+    return f"scores {gap.amount} {'more' if gap.points > 0 else 'less'} than"
 
 
 def _tfidf(scores: ArmScores, rivals: list[str]) -> str:
@@ -180,22 +190,19 @@ def _tfidf(scores: ArmScores, rivals: list[str]) -> str:
         return f"; {scores.describe(first)} {_observed(gap)} TF-IDF"
     if gap.above:
         if scratch not in (None, first) and scores.difference(first, scratch).above:
-            return f" and by {gap.points:.1f} points over TF-IDF ({gap.interval})"
-        return f"; {scores.describe(first)} is {gap.points:.1f} points better than TF-IDF ({gap.interval})"
+            return f" and by {gap.amount} over TF-IDF ({gap.interval})"
+        return f"; {scores.describe(first)} is {gap.amount} better than TF-IDF ({gap.interval})"
     if better := [name for name in rivals if gaps[name].above]:
         return (
             f"; {scores.describe(better[0])} clearly outperforms TF-IDF ({gaps[better[0]].signed}), "
             f"but {scores.describe(first)} does not ({gap.signed})"
         )
-    is_bounded = all(gap.high is not None and gap.high <= NEGLIGIBLE for gap in gaps.values())
+    is_bounded = all(gap.high is not None and gap.high <= scores.negligible for gap in gaps.values())
     opening = "; TF-IDF is sufficient: " if is_bounded else "; TF-IDF may be sufficient: "
     if not gap.below:
         return f"{opening}{scores.describe(first)} is not clearly better ({gap.signed})"
     losers = [first, scratch] if scratch not in (None, first) and gaps[scratch].below else [first]
-    beaten = (
-        f"{scores.describe(name)} by {gaps[name].reversed().points:.1f} points ({gaps[name].reversed().interval})"
-        for name in losers
-    )
+    beaten = (f"{scores.describe(name)} by {gaps[name].amount} ({gaps[name].reversed().interval})" for name in losers)
     return f"{opening}it outperforms {' and '.join(beaten)}"
 
 

@@ -41,7 +41,8 @@ def token_attributions(
 
     def score(model: Model, batch: Batch) -> Tensor:
         scores = task.class_scores(model, batch)  # (steps, C)
-        return scores[:, target] if task.multilabel else scores[:, target] - scores.mean(1)
+        alone = task.multilabel or scores.size(1) == 1  # a value, or a class that does not compete with others
+        return scores[:, target] if alone else scores[:, target] - scores.mean(1)
 
     weights = integrated_gradients(model, batch, score, blank=blank, steps=steps, fixed=fixed, averaged=averaged)
     if len(weights) == 1:

@@ -84,6 +84,15 @@ def permute_features(entry: TensorMap, order: Tensor, axis: int) -> TensorMap:
     )
 
 
+def rescale(entry: TensorMap, factor: float, offset: float = 0.0) -> TensorMap:
+    """The same entry of a tensor that the other library stores times a factor, plus an offset."""
+    return replace(
+        entry,
+        split=lambda tensor: entry.split(tensor * factor + offset),
+        join=lambda parts: (entry.join(parts) - offset) / factor,
+    )
+
+
 def export_tensors(entries: Iterable[TensorMap], ours: Mapping[str, Tensor]) -> Tensors:
     """Our tensors under their names; every tensor must have an entry."""
     remaining = dict(ours)

@@ -1,7 +1,7 @@
 """Heads that turn a backbone's vectors into predictions.  B rows, T tokens, D width, V vocabulary, C classes."""
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -109,6 +109,43 @@ class ClassificationHead(nn.Module):
         if self.dense is not None and self.activation is not None:
             vectors = self.activation(self.dense(vectors))
         return self.linear(self.dropout(vectors))  # (..., D) -> (..., C)
+
+
+class RegressionHead(ClassificationHead):
+    """One number in the units of the labels, (..., 1): the linear layer predicts it standardized."""
+
+    def __init__(self, width: int, *, mean: float = 0.0, std: float = 1.0, **options: Any):
+        super().__init__(width, 1, **options)
+        self.mean, self.std = mean, std
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return super().forward(vectors).float() * self.std + self.mean
+
+
+class OrdinalHead(nn.Module):
+    """Log-probabilities of ordered classes by a cumulative link model (proportional odds, McCullagh 1980).
+
+    One score f per row is compared with C - 1 increasing thresholds: P(class <= k) = sigmoid(threshold_k - f).
+    `thresholds` are the initial ones.
+    """
+
+    def __init__(self, width: int, thresholds: Sequence[float], **options: Any):
+        super().__init__()
+        self.score = ClassificationHead(width, 1, **options | {"bias": False})
+        initial = torch.tensor(thresholds)
+        self.first = nn.Parameter(initial[:1].clone())
+        self.log_gaps = nn.Parameter(initial.diff().log())
+
+    @property
+    def thresholds(self) -> Tensor:
+        return torch.cat([self.first, self.first + self.log_gaps.exp().cumsum(0)])
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        margins = self.thresholds - self.score(vectors).float()  # (..., C - 1), increasing
+        below, above = F.logsigmoid(margins), F.logsigmoid(-margins)  # of the upper and of the lower threshold
+        # log(sigmoid(b) - sigmoid(a)) = logsigmoid(b) + logsigmoid(-a) + log(1 - exp(a - b)), a < b
+        between = below[..., 1:] + above[..., :-1] + torch.log(-torch.expm1(margins[..., :-1] - margins[..., 1:]))
+        return torch.cat([below[..., :1], between, above[..., -1:]], -1)  # (..., C)
 
 
 class SpanHead(ClassificationHead):

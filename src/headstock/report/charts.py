@@ -20,7 +20,9 @@ from headstock.report.theme import (
     arm_styles,
     make_figure,
     percent_axis,
+    score_axis,
 )
+from headstock.tasks.text_metrics import format_metric, metric_name
 from headstock.train.run_folder import run_title
 
 if TYPE_CHECKING:
@@ -78,8 +80,8 @@ def score_by_labels(
             ends.append((scored[-1]["score"], style))
         axes.set_xticks(positions, [f"{count:,}" for count in labels])
         axes.set_xlabel(f"labelled {rows} for training" + (" (log scale)" if is_log else ""))
-        axes.set_ylabel(metric)
-        percent_axis(axes.yaxis)
+        axes.set_ylabel(metric_name(metric))
+        score_axis(axes.yaxis, metric)
         axes.grid(axis="y")
         axes.margins(x=0.06, y=0.08)
         if wide:
@@ -122,8 +124,8 @@ def set_dot_axes(axes: "Axes", names: list[str], metric: str) -> None:
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(-0.6, len(names) - 0.35)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(metric)
-    percent_axis(axes.xaxis)
+    axes.set_xlabel(metric_name(metric))
+    score_axis(axes.xaxis, metric)
     axes.margins(x=0.12)
     axes.spines["left"].set_visible(False)
     axes.grid(axis="x")
@@ -139,7 +141,7 @@ def score_by_arm(styles: Sequence[ArmStyle], summary: Rows, *, wide: bool, metri
         for height, style in enumerate(scored):
             row = scores[style.name]
             plot_dot(axes, row, height, style)
-            value = f"{100 * row['score']:.1f}%"
+            value = format_metric(metric, row["score"])
             axes.annotate(value, (row["score"], height), (0, 11), textcoords="offset points", ha="center", color=INK)
         set_dot_axes(axes, [shorten(style.label, 30 if wide else 18) for style in scored], metric)
 
@@ -169,30 +171,31 @@ def scores_of_runs(runs: list[dict[str, Any]], kinds: list[str], *, metric: str,
 
 def training(
     panels: list[tuple[ArmStyle, list[Rows]]],
-    metric_name: str,
+    label: str,
     *,
+    key: str = "accuracy",
     limits: tuple[float, float] | None = None,
     size: int = SMALL,
 ) -> "Figure":
-    """Accuracy by epoch, one panel per arm on a common scale: `limits`, or the range of all panels."""
-    limits = limits or accuracy_limits([epochs for _, runs in panels for epochs in runs])
+    """A metric by epoch, one panel per arm on a common scale: `limits`, or the range of all panels."""
+    limits = limits or curve_limits([epochs for _, runs in panels for epochs in runs], key)
 
     def paint(figure: "Figure") -> None:
         grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, (style, runs) in zip(grid, panels, strict=True):
-            training_panel(axes, style, runs, limits)
-        grid[0].set_ylabel(metric_name)
+            training_panel(axes, style, runs, limits, key)
+        grid[0].set_ylabel(label)
         grid[-1].legend(loc="best", fontsize=10)
 
     return make_figure(paint, size * len(panels), 270 if size < WIDE else 330)
 
 
-def training_panel(axes: "Axes", style: ArmStyle, runs: list[Rows], limits: tuple[float, float]) -> None:
-    """Training accuracy (dashed) and validation accuracy (solid); thin lines are single seeds."""
+def training_panel(axes: "Axes", style: ArmStyle, runs: list[Rows], limits: tuple[float, float], metric: str) -> None:
+    """The metric on training (dashed) and validation rows (solid); thin lines are single seeds."""
     from matplotlib.ticker import MaxNLocator
 
     has_markers = max((len(epochs) for epochs in runs), default=0) <= 15
-    for key, dashes, name in (("train_accuracy", "--", "training"), ("valid_accuracy", "-", "validation")):
+    for key, dashes, name in ((f"train_{metric}", "--", "training"), (f"valid_{metric}", "-", "validation")):
         curves = [curve for curve in (epoch_curve(epochs, key) for epochs in runs) if curve]
         if not curves:
             continue
@@ -206,7 +209,7 @@ def training_panel(axes: "Axes", style: ArmStyle, runs: list[Rows], limits: tupl
     axes.set_title(shorten(style.label, 34), color=style.colour, fontweight="bold", loc="left")
     axes.set_ylim(*limits)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
-    percent_axis(axes.yaxis)
+    score_axis(axes.yaxis, metric)
     axes.grid(axis="y")
     axes.set_xlabel("epoch")
 
@@ -222,8 +225,9 @@ def mean_curve(curves: list[Curve]) -> Curve:
     return [(x, float(np.mean([table[x] for table in tables if x in table]))) for x in shared]
 
 
-def accuracy_limits(runs: list[Rows]) -> tuple[float, float]:
-    keys = ("train_accuracy", "valid_accuracy")
+def curve_limits(runs: list[Rows], metric: str = "accuracy") -> tuple[float, float]:
+    """The range of a metric on training and validation rows, with a margin."""
+    keys = (f"train_{metric}", f"valid_{metric}")
     values = [row[key] for epochs in runs for row in epochs for key in keys if is_finite(row.get(key))]
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     margin = max(0.02, 0.06 * (high - low))
@@ -332,6 +336,21 @@ def set_log_ticks(axes: "Axes", low: float, high: float) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def predicted_against_true(true: list[float], predicted: list[float], style: ArmStyle) -> "Figure":
+    """A dot per row; perfect predictions lie on the dashed line."""
+
+    def paint(figure: "Figure") -> None:
+        axes = figure.subplots()
+        ends = [min(*true, *predicted), max(*true, *predicted)]
+        axes.plot(ends, ends, color=GRID, linewidth=1.2, linestyle=(0, (4, 3)))
+        axes.scatter(true, predicted, s=12, color=style.colour, alpha=0.45, linewidths=0)
+        axes.set_xlabel("label")
+        axes.set_ylabel("prediction")
+        axes.grid()
+
+    return make_figure(paint, SMALL, 270)
 
 
 def reliability(bins: Rows, style: ArmStyle, item: str) -> "Figure":

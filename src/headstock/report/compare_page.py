@@ -4,11 +4,11 @@ from typing import Any
 
 from headstock.errors import UserError
 from headstock.report import charts, error_section
-from headstock.report.format import Difference, capitalized, is_finite, percent
+from headstock.report.format import Difference, capitalized, interval, is_finite, minus, points, score, signed
 from headstock.report.render import render
 from headstock.report.theme import ArmStyle, Gallery, arm_label, arm_styles, file_name
 from headstock.tasks.labelled import nouns_of
-from headstock.tasks.text_metrics import METRICS, metric_name
+from headstock.tasks.text_metrics import METRICS, NOT_PERCENT, decimals, is_score, metric_name
 from headstock.train.run_folder import RunFolder
 
 REQUIRED_KEYS = ("arms", "labels", "cells", "summary")
@@ -39,7 +39,10 @@ def compare_page(run: RunFolder) -> str:
         of_layers=len(arms) > 1 and all("task.layers" in (arm.get("settings") or {}) for arm in arms),
         metrics=available_metrics(results),
         run_kinds=run_kinds(results),
-        pairs=describe_pairs(results.get("pairs") or []),
+        pairs=describe_pairs(results.get("pairs") or [], results["metric"]),
+        is_score=is_score(results["metric"]),
+        percent_scores=is_score(results["metric"]) and results["metric"] not in NOT_PERCENT,
+        bare=lambda value: score(value, results["metric"]).removesuffix("%"),
         majority=majority_class(results),
         detail_labels=details.get("labels") or max(results["labels"]),
         score=score_charts(results, styles, gallery),
@@ -75,7 +78,7 @@ def score_charts(results: Results, styles: Styles, gallery: Gallery) -> dict[str
     metric, rows = metric_name(results["metric"]), nouns_of(results.get("task")).rows
     labels, summary, style_list = sorted(results["labels"]), results["summary"], list(styles.values())
     values = "; ".join(
-        f"{arm_label(row['arm'])} {percent(row.get('score'))} with {row['labels']:,}"
+        f"{arm_label(row['arm'])} {score(row.get('score'), results['metric'])} with {row['labels']:,}"
         for row in sorted(summary, key=lambda row: (list(styles).index(row["arm"]), row["labels"]))
     )
     alt_text = f"{capitalized(metric)} by number of labelled {rows}: {values}"
@@ -83,8 +86,8 @@ def score_charts(results: Results, styles: Styles, gallery: Gallery) -> dict[str
 
     def draw(wide: bool) -> Any:
         if has_levels:
-            return charts.score_by_labels(style_list, summary, labels, wide=wide, metric=metric, rows=rows)
-        return charts.score_by_arm(style_list, summary, wide=wide, metric=metric)
+            return charts.score_by_labels(style_list, summary, labels, wide=wide, metric=results["metric"], rows=rows)
+        return charts.score_by_arm(style_list, summary, wide=wide, metric=results["metric"])
 
     versions = gallery.embed_both((results["metric"], f"{results['metric']}-narrow"), draw, alt_text)
     has_intervals = any(charts.error_bar(row) for row in summary if row.get("score"))
@@ -103,12 +106,14 @@ def run_charts(results: Results, gallery: Gallery) -> dict[str, Any] | None:
     if not runs:
         return None
     values = "; ".join(
-        f"{run['run']} {kind} {percent(run['scores'][kind]['score'])}" for run in runs for kind in run["scores"]
+        f"{run['run']} {kind} {score(run['scores'][kind]['score'], results['metric'])}"
+        for run in runs
+        for kind in run["scores"]
     )
     kinds, alt_text = run_kinds(results), f"{capitalized(metric)} of the runs: {values}"
     return gallery.embed_both(
         ("runs-wide", "runs-narrow"),
-        lambda wide: charts.scores_of_runs(runs, kinds, metric=metric, wide=wide),
+        lambda wide: charts.scores_of_runs(runs, kinds, metric=results["metric"], wide=wide),
         alt_text,
     )
 
@@ -126,12 +131,13 @@ def training_charts(results: Results, styles: Styles, gallery: Gallery) -> list[
         if not panels:
             continue
         name = f"training-{labels}"
-        gallery.save(gallery.unique_name(name), charts.training(panels, metric_name))
-        limits = charts.accuracy_limits([epochs for _, curves in panels for epochs in curves])
+        key = nouns.training_key
+        gallery.save(gallery.unique_name(name), charts.training(panels, metric_name, key=key))
+        limits = charts.curve_limits([epochs for _, curves in panels for epochs in curves], key)
         embedded = [
             gallery.embed(
                 file_name(name, style.name),
-                charts.training([(style, curves)], metric_name, limits=limits),
+                charts.training([(style, curves)], metric_name, key=key, limits=limits),
                 f"{style.label} with {labels:,} {nouns.unit}s: training and validation {metric_name} by epoch",
                 save=False,
             )
@@ -167,8 +173,9 @@ def label_errors(details: dict[str, Any]) -> dict[str, Any]:
 def score_grid(results: Results) -> dict[str, Any]:
     """The summary by arm and number of labels, and the best score of each number."""
     cells = {(row["arm"], row["labels"]): row for row in results["summary"]}
+    select = max if is_score(results["metric"]) else min
     best = {
-        labels: max((row["score"] for row in results["summary"] if row["labels"] == labels), default=None)
+        labels: select((row["score"] for row in results["summary"] if row["labels"] == labels), default=None)
         for labels in results["labels"]
     }
     return {"cells": cells, "best": best, "labels": sorted(results["labels"])}
@@ -183,17 +190,23 @@ def selected_classifiers(cells: list[dict[str, Any]]) -> dict[tuple[str, int], s
     return {key: ", ".join(dict.fromkeys(selected)) for key, selected in names.items()}
 
 
-def describe_pairs(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def describe_pairs(pairs: list[dict[str, Any]], metric: str = "accuracy") -> list[dict[str, Any]]:
     """Each difference with whether it is clear, and its position on a common scale."""
     sizes = [abs(pair[key]) for pair in pairs for key in ("difference", "low", "high") if is_finite(pair[key])]
     scale = max(sizes, default=0.0) or 1.0
     described = []
     for pair in pairs:
         known = is_finite(pair["low"]) and is_finite(pair["high"])
-        gap = Difference.of(pair) if known else None
+        gap = Difference.of(pair, metric) if known else None
         decided = gap is not None and (gap.above or gap.below)
         positions = {key: 50 + 46 * pair[key] / scale for key in ("difference", "low", "high") if is_finite(pair[key])}
-        described.append({**pair, "known": known, "decided": decided, "positions": positions})
+        if is_score(metric):
+            texts = {"shown": points(pair["difference"]), "range": interval(pair["low"], pair["high"])}
+        else:
+            digits = decimals(max(abs(pair[key] or 0.0) for key in ("difference", "low", "high")))
+            ends = f"{pair['low']:.{digits}f} to {pair['high']:.{digits}f}" if known else ""
+            texts = {"shown": signed(pair["difference"], digits), "range": minus(ends)}
+        described.append({**pair, **texts, "known": known, "decided": decided, "positions": positions})
     return described
 
 

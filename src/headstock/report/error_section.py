@@ -34,6 +34,7 @@ def describe(
         "confusion": matrix or confusion_pairs(details, classes),
         "lengths": lengths(details.get("lengths") or {}, style, gallery, nouns),
         "calibration": calibration(details.get("calibration") or {}, style, gallery, nouns),
+        "points": points(details.get("points") or {}, style, gallery),
         "mistakes": [mistake(row, max_text) for row in listed],
         "mistakes_left_out": max(0, len(mistakes) - MAX_MISTAKES),
         "marked": any(row.get("marks") for row in listed),
@@ -104,6 +105,15 @@ def calibration(values: dict[str, Any], style: ArmStyle, gallery: Gallery, nouns
     return {"chart": gallery.embed(file_name("reliability", style.name), figure, alt_text), "ece": values.get("ece")}
 
 
+def points(values: dict[str, Any], style: ArmStyle, gallery: Gallery) -> dict[str, Any] | None:
+    """Predicted against true numbers."""
+    if not values.get("true"):
+        return None
+    figure = charts.predicted_against_true(values["true"], values["predicted"], style)
+    alt_text = f"{style.label}: predictions against labels of {pluralize(len(values['true']), 'row')}"
+    return {"chart": gallery.embed(file_name("predicted", style.name), figure, alt_text)}
+
+
 def mistake(row: dict[str, Any], max_text: int) -> dict[str, Any]:
     text = row.get("text") or ""
     words = merge_into_words(text, decode_tokens(row.get("tokens") or []), word_spans(text))
@@ -115,6 +125,7 @@ def mistake(row: dict[str, Any], max_text: int) -> dict[str, Any]:
         "overlap": row.get("f1", row.get("chrf")),
         "label": row.get("label"),
         "predicted": row.get("predicted"),
+        "error": row.get("error"),
         "confidence": row.get("confidence"),
         "passage": make_passage(text, words, marks=row.get("marks") or [], max_length=max_text),
         "towards": [word for word in top if word[1] > 0],

@@ -3,8 +3,10 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from headstock.tasks.text_metrics import decimals, format_metric, format_range, is_score
 
 NONE = "–"
 HYPHEN = re.compile(r"(?<![\w.])-(?=[\d.]*\d|∞)")
@@ -29,6 +31,16 @@ def percent(value: Any, digits: int = 1) -> str:
 def interval(low: Any, high: Any) -> str:
     """`85.1 to 88.0`, in percent; empty without an interval."""
     return minus(f"{100 * low:.1f} to {100 * high:.1f}") if is_finite(low) and is_finite(high) else ""
+
+
+def score(value: Any, metric: str) -> str:
+    """A metric's value: `71.3%`, `21.0` (BLEU) or `0.412` (MAE)."""
+    return minus(format_metric(metric, value)) if is_finite(value) else NONE
+
+
+def score_range(metric: str, low: Any, high: Any, value: float | None = None) -> str:
+    """A metric's interval: `70.1 to 72.5`; with as many decimals as `value`, and empty without an interval."""
+    return minus(format_range(metric, low, high, scale=value)) if is_finite(low) and is_finite(high) else ""
 
 
 def signed(value: Any, digits: int = 2) -> str:
@@ -118,20 +130,28 @@ def format_duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one arm is above another, in points; without an interval low and high are None.
+    """How much better one arm is than another, in points; without an interval low and high are None.
 
-    Rounded to one decimal as displayed, so that words and numbers never disagree.
+    Rounded to one decimal as displayed, so that words and numbers never disagree. A difference of errors, such as MAE,
+    is in their own unit, and positive where the first arm has the smaller error.
     """
 
     points: float
     low: float | None
     high: float | None
+    digits: int = 1
+    unit: str = " points"
 
     @classmethod
-    def of(cls, pair: Mapping[str, Any]) -> "Difference":
+    def of(cls, pair: Mapping[str, Any], metric: str = "accuracy") -> "Difference":
         """From a row of `pairs` in results.json. An end that is displayed as 0.0 is zero."""
-        low, high = (None if pair[end] is None else to_points(pair[end]) for end in ("low", "high"))
-        return cls(to_points(pair["difference"]), low, high)
+        values = [pair[key] for key in ("difference", "low", "high")]
+        if is_score(metric):
+            mean, low, high = (None if value is None else to_points(value) for value in values)
+            return cls(mean or 0.0, low, high)
+        digits = decimals(max(abs(value) for value in values if value is not None))
+        mean, high, low = (None if value is None else round(-value, digits) + 0.0 for value in values)
+        return cls(mean or 0.0, low, high, digits, "")
 
     @property
     def above(self) -> bool:
@@ -146,17 +166,26 @@ class Difference:
     def reversed(self) -> "Difference":
         """The difference seen from the other arm."""
         low, high = (None if end is None else 0.0 - end for end in (self.high, self.low))
-        return Difference(0.0 - self.points, low, high)
+        return replace(self, points=0.0 - self.points, low=low, high=high)
+
+    @property
+    def amount(self) -> str:
+        """`3.1 points`, without a sign."""
+        return f"{abs(self.points):.{self.digits}f}{self.unit}"
 
     @property
     def interval(self) -> str:
         """`95% CI 4.2 to 7.9`."""
-        return "no interval" if self.low is None else f"95% CI {self.low:.1f} to {self.high:.1f}"
+        return (
+            "no interval" if self.low is None else f"95% CI {self.low:.{self.digits}f} to {self.high:.{self.digits}f}"
+        )
 
     @property
     def signed(self) -> str:
-        """`+0.4 points, 95% CI -1.1 to 1.9`."""
-        return f"{self.points:+.1f} points, {self.interval}"
+        """`+0.4 points, 95% CI -1.1 to 1.9`; of an error `0.04 better, 95% CI -0.11 to 0.19`."""
+        if not self.unit:
+            return f"{self.amount} {'worse' if self.points < 0 else 'better'}, {self.interval}"
+        return f"{self.points:+.{self.digits}f}{self.unit}, {self.interval}"
 
 
 def to_points(fraction: float) -> float:

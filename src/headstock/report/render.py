@@ -14,7 +14,8 @@ from headstock.report.theme import INK, PAPER, RIGHT, SOFT, WRONG, arm_label, co
 if TYPE_CHECKING:
     import jinja2
 
-FILTERS = ("percent", "points", "signed", "minus", "weight", "whole", "decimal", "duration", "setting", "capitalized")
+FILTERS = ["percent", "points", "signed", "minus", "weight", "whole", "decimal", "duration", "setting", "capitalized"]
+FILTERS += ["score"]
 
 # what a chart takes from the style sheet of its page
 LIGHT = {"color": INK, "background": PAPER, "--paper": PAPER, "--soft": SOFT, "--right": RIGHT, "--wrong": WRONG}
@@ -34,7 +35,8 @@ def environment(package: str) -> "jinja2.Environment":
         lstrip_blocks=True,
     )
     env.filters |= {name: getattr(formats, name) for name in FILTERS} | {"arm_label": arm_label}
-    env.globals |= {"interval": formats.interval, "pluralize": formats.pluralize, "NONE": formats.NONE}
+    env.globals |= {"interval": formats.interval, "score_range": formats.score_range}
+    env.globals |= {"pluralize": formats.pluralize, "NONE": formats.NONE}
     return env
 
 

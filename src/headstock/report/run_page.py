@@ -7,11 +7,11 @@ from typing import Any
 from headstock.data.mask_gaps import MASK
 from headstock.errors import UserError
 from headstock.report import charts, error_section
-from headstock.report.format import is_finite, percent
+from headstock.report.format import is_finite, score
 from headstock.report.highlighted_text import make_passage
 from headstock.report.render import render
 from headstock.report.theme import NARROW, WIDE, ArmStyle, Gallery, arm_styles
-from headstock.tasks.labelled import nouns_of
+from headstock.tasks.labelled import Nouns, nouns_of
 from headstock.tasks.text_metrics import METRICS, metric_name
 from headstock.train.metrics import majority_warning
 from headstock.train.run_folder import RunFolder
@@ -86,7 +86,7 @@ def finetune_page(run: RunFolder) -> str:
         data=flatten(read_if_present(run.data)),
         settings=settings,
         nouns=nouns,
-        accuracy=accuracy_charts([*rows, *(results.get("epochs") or [])], style, gallery, nouns.training_metric),
+        accuracy=curve_charts([*rows, *(results.get("epochs") or [])], style, gallery, nouns),
         loss=loss_charts(rows, gallery),
         arm={"style": style, **arm} if arm else None,
     )
@@ -114,23 +114,24 @@ def loss_charts(rows: Rows, gallery: Gallery) -> dict[str, Any] | None:
     return gallery.embed_both(("loss", "loss-narrow"), lambda wide: charts.loss(train, valid, wide=wide), alt_text)
 
 
-def accuracy_charts(rows: Rows, style: ArmStyle, gallery: Gallery, metric_name: str) -> dict[str, Any] | None:
-    """Accuracy by epoch; of several rows for one epoch the last one counts."""
+def curve_charts(rows: Rows, style: ArmStyle, gallery: Gallery, nouns: Nouns) -> dict[str, Any] | None:
+    """The training metric by epoch; of several rows for one epoch the last one counts."""
+    key, train, valid = nouns.training_key, f"train_{nouns.training_key}", f"valid_{nouns.training_key}"
     by_epoch: dict[float, dict[str, Any]] = {}
     for row in rows:
         epoch = row.get("epoch", row.get("step"))
-        values = {key: row[key] for key in ("train_accuracy", "valid_accuracy") if is_finite(row.get(key))}
+        values = {name: row[name] for name in (train, valid) if is_finite(row.get(name))}
         if values and epoch is not None:
             by_epoch.setdefault(epoch, {"epoch": epoch}).update(values)
     epochs = [by_epoch[epoch] for epoch in sorted(by_epoch)]
     if not epochs:
         return None
-    alt_text = f"Training and validation {metric_name} by epoch"
-    if "valid_accuracy" in epochs[-1]:
-        alt_text += f"; validation ends at {percent(epochs[-1]['valid_accuracy'])}"
+    alt_text = f"Training and validation {nouns.training_metric} by epoch"
+    if valid in epochs[-1]:
+        alt_text += f"; validation ends at {score(epochs[-1][valid], key)}"
 
     def draw(wide: bool) -> Any:
-        return charts.training([(style, [epochs])], metric_name, size=WIDE if wide else NARROW)
+        return charts.training([(style, [epochs])], nouns.training_metric, key=key, size=WIDE if wide else NARROW)
 
     return gallery.embed_both(("accuracy-wide", "accuracy-narrow"), draw, alt_text)
 
@@ -157,7 +158,7 @@ def scores_by_split(results: dict[str, Any]) -> list[dict[str, Any]]:
         intervals = metrics.get("intervals") or {}
         order = sorted({**METRICS, **intervals}, key=lambda key: key != results.get("headline"))
         scores = [
-            {"name": metric_name(key), "value": metrics[key], "low": low, "high": high}
+            {"key": key, "name": metric_name(key), "value": metrics[key], "low": low, "high": high}
             for key in order
             if is_finite(metrics.get(key))
             for low, high in [intervals.get(key) or (None, None)]

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headstock.tasks.text_metrics import NOT_PERCENT, is_score
+from headstock.tasks.text_metrics import format_metric as format_metric
+from headstock.tasks.text_metrics import format_range, is_score
 
 Point = dict[str, Any]  # the value of each setting of the grid
 
@@ -58,15 +59,6 @@ def sorted_values(values: list[Any]) -> list[Any]:
     return sorted(values) if all(is_number(value) for value in values) else values
 
 
-def format_metric(metric: str, value: float | None) -> str:
-    """`71.3%`, `21.0` (BLEU) or `2.3456` (loss)."""
-    if value is None:
-        return "–"
-    if not is_score(metric):
-        return f"{value:.4f}"
-    return f"{100 * value:.1f}{'' if metric in NOT_PERCENT else '%'}"
-
-
 def missing_score(row: Mapping[str, Any]) -> str:
     """What is shown in place of the score of a point that has none."""
     pruned = row.get("pruned")
@@ -75,10 +67,8 @@ def missing_score(row: Mapping[str, Any]) -> str:
 
 def format_interval(metric: str, row: Mapping[str, Any]) -> str:
     """` (70.1 to 72.5)`; empty without an interval."""
-    if row["low"] is None:
-        return ""
-    low, high = (format_metric(metric, row[end]).removesuffix("%") for end in ("low", "high"))
-    return f" ({low} to {high})"
+    text = format_range(metric, row["low"], row["high"], scale=row.get("score", row.get("mean")))
+    return f" ({text})" if text else ""
 
 
 def format_difference(metric: str, value: float) -> str:

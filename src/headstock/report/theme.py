@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headstock.io import write_bytes, write_text
+from headstock.tasks.text_metrics import NOT_PERCENT, is_score
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -143,6 +144,17 @@ def percent_axis(axis: Any) -> None:
 
     axis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%" if -0.001 <= value <= 1.001 else ""))
+
+
+def score_axis(axis: Any, metric: str) -> None:
+    """In percent, or for a score that is none, such as BLEU or a correlation, times 100; an error as it is."""
+    from matplotlib.ticker import FuncFormatter
+
+    if not is_score(metric):
+        return
+    percent_axis(axis)
+    if metric in NOT_PERCENT:
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}" if value <= 1.001 else ""))
 
 
 def svg_of(figure: "Figure") -> str:

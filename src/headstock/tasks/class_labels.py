@@ -142,7 +142,7 @@ def check_class_labels(records: Records, separator: str | None) -> None:
         if refused:
             raise UserError(
                 f"{source}: the labels are numbers from {min(values):g} to {max(values):g}, {count}; this looks like a "
-                f"regression target, and a classifier ignores their order; bin them into a few classes, or {override}"
+                f"regression target, and a classifier ignores their order; use --task regress, or {override}"
             )
     elif len(names) > MAX_INTEGERS and len(names) > rows / 2:
         raise UserError(
@@ -175,7 +175,8 @@ def label_warnings(records: Records, separator: str | None = None) -> list[str]:
         subject = "a text has" if len(conflicts) == 1 else f"{len(conflicts):,} texts have"
         warnings.append(f"{subject} more than one label: {join_some(conflicts, MAX_EXAMPLES)}")
     if len(counts) > MAX_INTEGERS and all(NUMERIC.fullmatch(name) for name in counts):
-        warnings.append(f"{len(counts):,} labels are all numbers; they are used as classes, without order")
+        hint = "--task regress predicts a number"
+        warnings.append(f"{len(counts):,} labels are all numbers; they are used as classes, without order ({hint})")
     return [f"{records.source}: {warning}" for warning in warnings]
 
 

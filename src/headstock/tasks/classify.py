@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import compress
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from headstock.data.labelled_texts import read_records
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
-from headstock.errors import UserError
 from headstock.intervals import WeightedMetric
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE_INDEX, Batch
@@ -34,9 +33,9 @@ from headstock.tasks.class_labels import (
 )
 from headstock.tasks.class_metrics import class_metrics
 from headstock.tasks.error_analysis import MAX_ATTRIBUTED, confusions, most_confident_errors
-from headstock.tasks.graph_spec import CLASSIFY, SIGMOID, SOFTMAX, TRUNCATION, GraphSpec
+from headstock.tasks.graph_spec import CLASSIFY, PAIR, SIGMOID, SOFTMAX, TRUNCATION, GraphSpec, pair_graph
 from headstock.tasks.labelled import Attribution, EncodedRows, Nouns, RowMetrics
-from headstock.tasks.pooled_text import PooledTextTask
+from headstock.tasks.pooled_text import LongText, PooledTextTask, check_windows
 
 MIN_PROBABILITY = 1e-12  # in logarithms
 
@@ -44,7 +43,7 @@ MIN_PROBABILITY = 1e-12  # in logarithms
 @dataclass(frozen=True)
 class ClassifyConfig(ClassConfig):
     separator: str | None = None  # splits a label into several classes (multi-label classification)
-    long: Literal["head", "tail", "head+tail", "windows"] = "head"  # what is read of a long text; windows are averaged
+    long: LongText = "head"
 
     def problems(self) -> list[tuple[str, str]]:
         empty = [("separator", "must be at least one character")] if self.separator == "" else []
@@ -99,7 +98,10 @@ class Classify(PooledTextTask):
     # From batches to predictions
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
-        labels, logits = batch.labels["label"], self.class_scores(model, batch).float()  # (N,) or (N, C); (N, C)
+        return self.class_losses(self.class_scores(model, batch).float(), batch.labels["label"], smoothing)
+
+    def class_losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> dict[str, Tensor]:
+        """From logits (N, C) and labels (N,), or (N, C) if multi-label."""
         weights = weights_on(logits.device, self.config.class_weights) if self.config.class_weights else None
         if self.multilabel:
             return multilabel_losses(logits, labels, weights, smoothing)
@@ -200,14 +202,13 @@ class Classify(PooledTextTask):
         return model.heads["label"](pool(vectors, padding, self.config.pool))
 
     def graph_spec(self) -> GraphSpec:
-        config = self.config
-        long = getattr(config, "long", "head")
-        if long == "windows" and config.dense != "none":
-            problem = "an exported graph cannot average the windows of a long text before the hidden layer"
-            raise UserError(f"task.long windows with task.dense {config.dense}: {problem}")
+        settings = {"classes": list(self.config.classes)}
+        if self.is_pair:
+            script = PAIR.replace("PROBABILITIES", SOFTMAX)
+            return pair_graph("classification", "Which class two texts are of.", script, settings=settings)
+        check_windows(self)
         activation = SIGMOID if self.multilabel else SOFTMAX
-        script = CLASSIFY.replace("PARTS", TRUNCATION[long]).replace("PROBABILITIES", activation)
-        settings = {"classes": list(config.classes)}
+        script = CLASSIFY.replace("PARTS", TRUNCATION[self.long]).replace("PROBABILITIES", activation)
         return GraphSpec("classification", "Which class a text is of.", settings=settings, script=script)
 
 

@@ -34,6 +34,25 @@ probabilities = PROBABILITIES
 print(json.dumps(dict(zip(about["classes"], probabilities.tolist()))))
 """
 
+VALUE = """
+def value(part):
+    row = np.array([about["before"] + part + about["after"]])
+    return session.run(["value"], {{"input_ids": row, "attention_mask": np.ones_like(row)}})[0][0, 0]
+
+for text in sys.argv[1:]:
+    ids, room = {cut}, about["room"]
+    print(float(np.mean([value(part) for part in PARTS])))
+"""
+
+PAIR_VALUE = """
+first, second = ({cut} for text in sys.argv[1:3])
+while len(first) + len(second) > about["length"] - 3:  # the end of the longer text is cut
+    (first if len(first) > len(second) else second).pop()
+row = np.array([[about["start"], *first, about["separator"], *second, about["separator"]]])
+inputs = {{"input_ids": row, "attention_mask": np.ones_like(row)}}
+{segments}print(float(session.run(["value"], inputs)[0][0, 0]))
+"""
+
 TAG = """
 for text in sys.argv[1:]:
     encoding = tokenizer.encode(text, add_special_tokens=False)
@@ -84,3 +103,8 @@ class GraphSpec:
     arguments: str = "one or more texts"  # of the script
     needs_offsets: bool = False  # the script maps tokens to characters
     limits: str = ""  # what the script does not do with long texts
+
+
+def pair_graph(kind: str, summary: str, script: str, **details: Any) -> GraphSpec:
+    """The graph of a task that reads two texts."""
+    return GraphSpec(kind, summary, script=script, segment_start="len(first) + 2", arguments="two texts", **details)

@@ -5,6 +5,7 @@ B sequences, N examples (one sequence each unless a long one is split), T tokens
 
 import json
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from headstock.data.labelled_texts import read_records
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import ConfigError, UserError
-from headstock.intervals import SufficientStatistics, WeightedMetric
+from headstock.intervals import Formula, SufficientStatistics, WeightedMetric
 from headstock.model.backbone import Backbone
 from headstock.model.batch import Batch, pad
 from headstock.model.heads import HeadActivation, Pooling
@@ -52,9 +53,10 @@ class Nouns:
     item: str = "row"  # what one prediction is about
     input: str = "text"  # what may be long or short
     errors: str = "wrongly predicted rows"
-    training_metric: str = "accuracy"  # the quantity of the training curves
+    training_metric: str = "accuracy"  # the quantity of the training curves, in words
     note: str = ""  # what counts as a correct prediction, where that needs explaining
     unit: str = "label"  # what the number of training rows counts
+    training_key: str = "accuracy"  # `training_metric` in the task's scores; higher is better
 
     @property
     def rows(self) -> str:
@@ -140,7 +142,7 @@ class LabelledTask(Task):
     nouns: ClassVar[Nouns] = Nouns()
     primary_metric: str = "accuracy"  # the metric that comparisons use
     selection_metric: str | None = None  # the validation metric that selects the best checkpoint; None for the loss
-    formulas: ClassVar[dict[str, Callable[[np.ndarray], np.ndarray]]] = {}  # of corpus-level metrics
+    formulas: ClassVar[dict[str, Formula]] = {}  # of corpus-level metrics
     verb: ClassVar[str] = "predict"  # the command that uses a run,
     example: ClassVar[str] = '"..."'  # and its example argument
 
@@ -149,6 +151,10 @@ class LabelledTask(Task):
     reuses_head: ClassVar[bool] = False  # training starts from the head of the pretrained run
     can_ensemble: ClassVar[bool] = True  # outputs of several models can be averaged
     training_defaults: ClassVar[dict[str, Any]] = {}  # overrides of the training settings
+
+    # Comparisons
+    comparison_settings: ClassVar[tuple[str, ...]] = ("many_classes",)  # that also say how arms are compared
+    shared_settings: ClassVar[tuple[str, ...]] = ("classes", "separator", "unanswerable")  # from all training rows
 
     def __init__(self, config: Any, tokenizer: Tokenizer | None):
         """Without a tokenizer, only predictions can be scored."""
@@ -204,12 +210,26 @@ class LabelledTask(Task):
         """Warnings about the labels of the training file; labels that make no sense are refused."""
         return []
 
+    @classmethod
+    def strata(cls, records: Records) -> list[str]:
+        """The group of each row, for stratified samples."""
+        return records.strata
+
+    @classmethod
+    def describe_labels(cls, records: Records) -> dict[str, Any]:
+        """What data.json and results.json say about the labels of a file: the rows of each class."""
+        return {"classes": None if records.labels is None else dict(sorted(Counter(records.labels).items()))}
+
     def with_settings(self, **settings: Any) -> Self:
         """The same task with other settings."""
         return type(self)(replace(self.config, **settings), self.tokenizer) if settings else self
 
     def check(self, records: Records) -> None:
         """Refuse unknown labels, naming the location of each; by default, any label is valid."""
+
+    def label_array(self, records: Records) -> np.ndarray:
+        """The labels of rows as numbers, one entry each; where `predicts_classes` or `predicts_values`."""
+        raise NotImplementedError(f"{type(self).__name__} predicts no class and no value")
 
     @abstractmethod
     def prepare(self, records: Records, *, labelled: bool = True) -> Any:

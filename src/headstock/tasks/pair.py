@@ -1,6 +1,6 @@
 """Classification of text pairs, such as entailment or paraphrase, read as [CLS] A [SEP] B [SEP]."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,8 @@ from headstock.data.records import Records
 from headstock.tasks.base import TASKS
 from headstock.tasks.class_labels import ClassConfig
 from headstock.tasks.classify import Classify
-from headstock.tasks.graph_spec import PAIR, SOFTMAX, GraphSpec
 from headstock.tasks.labelled import Nouns
+from headstock.tasks.pooled_text import PAIR_FORM
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,10 @@ class Pair(Classify):
     title = "classifier of pairs"
     nouns = Nouns("pair", "pair", "pair", "wrongly classified pairs")
     example = "--file pairs.csv"
-    row_form = "two texts, such as ('It rains.', 'The street is wet.')"
+    row_form = PAIR_FORM
     texts_per_row = 2
     row_description = "two texts"
 
     @classmethod
     def read_file(cls, path: str | Path, *, config: Any, **options: Any) -> Records:
         return read_records(path, required=("text", "text_b"), **options)
-
-    def graph_spec(self) -> GraphSpec:
-        script = PAIR.replace("PROBABILITIES", SOFTMAX)
-        return replace(super().graph_spec(), script=script, segment_start="len(first) + 2", arguments="two texts")

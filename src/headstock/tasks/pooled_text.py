@@ -4,14 +4,18 @@ B sequences, N examples (one sequence each unless a long text is split), D width
 """
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from headstock.data.labelled_texts import read_records
 from headstock.data.records import Records
+from headstock.data.tokenizer import Tokenizer
 from headstock.data.windowing import windows
+from headstock.errors import UserError
 from headstock.model.batch import Batch
 from headstock.model.heads import pool, pooled_positions
 from headstock.model.model import Model
@@ -27,22 +31,27 @@ from headstock.tasks.labelled import (
 )
 from headstock.tasks.special_tokens import PAIR_SPECIAL_TOKENS, pad_with_special_tokens, segment_ids
 
+PAIR_FORM = "two texts, such as ('It rains.', 'The street is wet.')"
+
+LongText = Literal["head", "tail", "head+tail", "windows"]  # what is read of a long text; windows are averaged
+
 
 class PooledTextTask(LabelledTask):
     """Reads one text, or two as [CLS] A [SEP] B [SEP], and pools its features to one vector.
 
-    A subclass says in `label_array` what its labels are, and adds a head, losses and metrics.
+    A subclass says in `label_array` what labels are, and adds a head, losses and metrics.
     """
 
     target = "label"
-    huggingface_head = "ForSequenceClassification"
+    huggingface_head: ClassVar[str | None] = "ForSequenceClassification"
+
+    def __init__(self, config: Any, tokenizer: Tokenizer | None):
+        if getattr(config, "pair", None):
+            self.texts_per_row, self.row_form, self.row_description = 2, PAIR_FORM, "two texts"
+        super().__init__(config, tokenizer)
 
     def head_passes(self, head: str, length: Any) -> Any:
         return 1 / length
-
-    def label_array(self, records: Records) -> np.ndarray:
-        """The labels of rows as the loss needs them, one entry each."""
-        raise NotImplementedError
 
     # From records to batches
 
@@ -184,3 +193,25 @@ def truncate_pair(first: Sequence[int], second: Sequence[int], *, room: int) -> 
     if len(second) <= half:
         return first[: room - len(second)], second
     return first[: room - half], second[:half]
+
+
+def read_texts_or_pairs(path: str | Path, *, pair: bool | None, **options: Any) -> Records:
+    """Rows of one or two texts with a label; unless `pair` says which, two if the file has a column `text_b`."""
+    required = ("text", "text_b") if pair else ("text",)
+    optional = ("text_b", "label") if pair is None else ("label",)
+    return read_records(path, required=required, optional=optional, **options)
+
+
+def check_same_texts(records: Records, *, pair: bool | None) -> None:
+    """Refuse rows of two texts for a task that reads one, and the reverse."""
+    if pair is not None and pair != ("text_b" in records.columns):
+        found, expected = ("one text", "two") if pair else ("two texts", "one")
+        hint = "add a column text_b" if pair else "read the first one alone with --set pair=false"
+        raise UserError(f"{records.source}: a row has {found}, but {expected} in training; {hint}")
+
+
+def check_windows(task: PooledTextTask) -> None:
+    """Refuse to export a head that is not linear on the average of windows."""
+    if task.long == "windows" and task.config.dense != "none":
+        problem = "an exported graph cannot average the windows of a long text before the hidden layer"
+        raise UserError(f"task.long windows with task.dense {task.config.dense}: {problem}")

@@ -3,6 +3,7 @@
 N rows. Each metric comes from statistics per row, so that any sample of rows can be scored.
 """
 
+import math
 import re
 import string
 from collections import Counter
@@ -22,9 +23,17 @@ METRICS = {
     "exact_match": "exact match",
     "bleu": "BLEU",
     "chrf": "chrF",
+    "pearson": "Pearson r",
+    "spearman": "Spearman rho",
+    "quadratic_kappa": "quadratic kappa",
+    "mae": "MAE",
+    "rmse": "RMSE",
+    "r2": "R²",
 }
 LOSSES = {"loss": "validation loss", "bits_per_byte": "bits per byte", "perplexity": "perplexity"}
-NOT_PERCENT = ("bleu", "chrf")  # scores from 0 to 100 that are no percentages
+ERRORS = ("mae", "rmse")  # in the units of the labels; lower is better
+# scores that are shown times 100 and are no percentages
+NOT_PERCENT = ("bleu", "chrf", "pearson", "spearman", "quadratic_kappa", "r2")
 SECONDARY = ("mcc", "auroc")  # left out of one-line summaries
 
 
@@ -38,13 +47,46 @@ def metric_name(metric: str) -> str:
 
 
 def is_score(metric: str) -> bool:
-    """Whether a metric lies between 0 and 1 and higher is better, unlike a loss."""
-    return metric not in LOSSES
+    """Whether a metric is at most 1 and higher is better, unlike a loss or an error."""
+    return metric not in LOSSES and metric not in ERRORS
 
 
 def format_score(metric: str, score: float) -> str:
-    """A score between 0 and 1: `71.0%`, or for BLEU and chrF `BLEU 21.0`."""
-    return f"{metric_name(metric)} {100 * score:.1f}" if metric in NOT_PERCENT else f"{score:.1%}"
+    """`71.0%`; with the name where that is no percentage: `BLEU 21.0`, `MAE 0.412`."""
+    text = format_metric(metric, score)
+    return text if text.endswith("%") else f"{metric_name(metric)} {text}"
+
+
+def format_metric(metric: str, value: float | None, *, scale: float | None = None) -> str:
+    """`71.3%`, `21.0` (BLEU), `0.412` (MAE) or `2.3456` (loss).
+
+    An error has as many decimals as give `scale`, by default the error itself, three digits.
+    """
+    if value is None:
+        return "–"
+    if metric in ERRORS:
+        return f"{value:.{decimals(value if scale is None else scale)}f}"
+    if not is_score(metric):
+        return f"{value:.4f}"
+    return f"{100 * value:.1f}{'' if metric in NOT_PERCENT else '%'}"
+
+
+def format_range(metric: str, low: float | None, high: float | None, *, scale: float | None = None) -> str:
+    """`70.1 to 72.5`; empty without an interval."""
+    if low is None or high is None:
+        return ""
+    return " to ".join(
+        format_metric(metric, end, scale=high if scale is None else scale).removesuffix("%") for end in (low, high)
+    )
+
+
+def decimals(value: float) -> int:
+    """The decimals with which a number has three digits.
+
+    >>> decimals(0.4123), decimals(41.23), decimals(4123.0)
+    (3, 1, 0)
+    """
+    return min(max(0, 2 - math.floor(math.log10(abs(value)))), 9) if value else 3
 
 
 # Answers: exact match and F1 as the official SQuAD evaluation computes them.

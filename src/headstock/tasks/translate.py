@@ -1,6 +1,6 @@
 """Translation with an encoder-decoder and beam search."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -15,7 +15,7 @@ from headstock.data.tokenizer import Tokenizer
 from headstock.decoding.beam_search import beam_search
 from headstock.decoding.sampling import suppressed_tokens
 from headstock.errors import ConfigError, UserError
-from headstock.intervals import SufficientStatistics
+from headstock.intervals import Formula
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE_INDEX, Batch, find_label_positions, pad
 from headstock.model.heads import LMHead
@@ -89,7 +89,7 @@ class Translate(LabelledTask):
     can_ensemble = False
     can_freeze_backbone = False
     reuses_head = True
-    formulas: ClassVar[dict[str, Callable[[np.ndarray], np.ndarray]]] = {"bleu": bleu, "chrf": chrf}
+    formulas: ClassVar[dict[str, Formula]] = {"bleu": Formula(bleu), "chrf": Formula(chrf)}
     training_defaults: ClassVar[dict[str, Any]] = {
         "batch_tokens": 4096,
         "label_smoothing": 0.1,
@@ -227,7 +227,7 @@ class Translate(LabelledTask):
     def row_metrics(self, data: EncodedPairs, outputs: Sequence[np.ndarray]) -> RowMetrics:
         hypotheses = [row["text"] for row in self.predictions(data, outputs)]
         counts = {"bleu": bleu_counts(hypotheses, data.labels), "chrf": chrf_counts(hypotheses, data.labels)}
-        return {name: SufficientStatistics(values, self.formulas[name]) for name, values in counts.items()}
+        return {name: self.formulas[name].of(values) for name, values in counts.items()}
 
     def extra_metrics(self, data: EncodedPairs, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
         return {"signature": self.metric_signatures()}

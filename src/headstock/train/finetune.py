@@ -133,7 +133,11 @@ def check_same_data(target: RunFolder, splits: LabelledSplits) -> None:
 
 
 def create_run(run: RunFolder, run_config: RunConfig, tokenizer: Tokenizer, splits: LabelledSplits) -> None:
-    data = {"fingerprint": splits.fingerprint(), **tokenizer_fingerprints(tokenizer), **splits.describe()}
+    data = {
+        "fingerprint": splits.fingerprint(),
+        **tokenizer_fingerprints(tokenizer),
+        **splits.describe(labelled_task(run_config.objective)),
+    }
     run.create(run_config.plain(), tokenizer, data)
 
 

@@ -25,8 +25,6 @@ from headstock.train.settings import RunConfig
 
 logger = logging.getLogger(__name__)
 
-EPOCH_COLUMNS = ("step", "epoch", "train_accuracy", "train_loss", "valid_accuracy", "valid_loss")
-
 
 @dataclass
 class EncodedSplits:
@@ -43,7 +41,7 @@ class FitResult:
     model: Model
     task: LabelledTask
     state: TrainState
-    epochs: list[dict[str, Any]]  # training and validation accuracy and loss per epoch
+    epochs: list[dict[str, Any]]  # the task's training metric and the loss, on training and validation rows
     length: int
     adapter: dict[str, Tensor] | None = None  # adapters and heads, with LoRA; the model contains them already
 
@@ -88,7 +86,7 @@ def fit(
         features = partial(cache_features, model, task, length=length, dtype=settings.dtype)
         trained = Model(CachedBackbone(model.backbone), dict(model.heads.items()))
         train_data = EncodedSplits(features(data.train), features(data.valid))
-    callbacks = [*callbacks, record_epochs(epochs)]
+    callbacks = [*callbacks, record_epochs(epochs, task)]
     state = train(trained, task, train_data, settings, run=run, distributed=distributed, callbacks=callbacks)
     adapter = None
     if isinstance(trained, LoRAModel):
@@ -99,24 +97,26 @@ def fit(
             run.save_adapter(adapter, lora)
         run.save_weights(model.tensors())  # with the frozen backbone
     if run is not None:
-        epochs = epochs_of(run)  # also those before an interruption
+        epochs = epochs_of(run, task)  # also those before an interruption
     return FitResult(model.eval(), task, state, epochs, length, adapter)
 
 
-def record_epochs(epochs: list[dict[str, Any]]) -> Callback:
-    """Appends accuracy and loss at every validation."""
+def record_epochs(epochs: list[dict[str, Any]], task: LabelledTask) -> Callback:
+    """Appends the training metric and the loss at every validation."""
 
     def on_event(event: Event) -> None:
         if event.kind == "valid":
             state = event.state
             row: dict[str, Any] = {"step": state.step, "epoch": event.epoch}
-            row |= {f"train_{name}": state.train[name] for name in ("accuracy", "loss")}
-            row |= {f"valid_{name}": state.valid[name] for name in ("accuracy", "loss")}
+            for name in (task.nouns.training_key, "loss"):
+                row |= {f"train_{name}": state.train[name], f"valid_{name}": state.valid[name]}
             epochs.append(row)
 
     return on_event
 
 
-def epochs_of(run: RunFolder) -> list[dict[str, Any]]:
+def epochs_of(run: RunFolder, task: LabelledTask) -> list[dict[str, Any]]:
     """The same from metrics.jsonl."""
-    return [{name: row[name] for name in EPOCH_COLUMNS} for row in run.read_metrics() if "valid_accuracy" in row]
+    key = task.nouns.training_key
+    columns = ("step", "epoch", f"train_{key}", "train_loss", f"valid_{key}", "valid_loss")
+    return [{name: row[name] for name in columns} for row in run.read_metrics() if f"valid_{key}" in row]

@@ -39,15 +39,11 @@ class LabelledSplits:
             digest.update(b"\1")
         return digest.hexdigest()
 
-    def describe(self) -> dict[str, Any]:
-        """The file, rows and class counts of each split."""
+    def describe(self, task: type[LabelledTask] = LabelledTask) -> dict[str, Any]:
+        """The file, rows and labels of each split."""
         splits = {"train": self.train, "valid": self.valid, "test": self.test}
         return {
-            name: {
-                "file": records.source,
-                "rows": len(records),
-                "classes": None if records.labels is None else dict(sorted(Counter(records.labels).items())),
-            }
+            name: {"file": records.source, "rows": len(records), **task.describe_labels(records)}
             for name, records in splits.items()
             if records is not None
         }
@@ -77,7 +73,8 @@ def read_splits(settings: LabelledSettings, task: type[LabelledTask], config: An
         logger.info(f"warning: {line}")
     if valid is not None:
         return LabelledSplits(train, valid, test, tuple(warnings))
-    held = hold_out(train, settings.valid_fraction, seed=seed, separator=getattr(config, "separator", None))
+    separator = getattr(config, "separator", None)
+    held = hold_out(train, settings.valid_fraction, seed=seed, separator=separator, strata=task.strata(train))
     if not 0 < len(held) < len(train):
         raise UserError(f"{train.source}: {len(train)} rows are too few to hold some out; name a --valid file")
     logger.info(f"no --valid file: {len(held):,} of {len(train):,} rows of {train.source} are held out for validation")
@@ -85,11 +82,13 @@ def read_splits(settings: LabelledSettings, task: type[LabelledTask], config: An
     return LabelledSplits(remaining, train.select(sorted(held)), test, tuple(warnings))
 
 
-def hold_out(records: Records, fraction: float, *, seed: int, separator: str | None = None) -> set[int]:
+def hold_out(
+    records: Records, fraction: float, *, seed: int, separator: str | None = None, strata: Sequence[str] | None = None
+) -> set[int]:
     """A stratified sample of rows. Questions on the same text stay together, because the others would reveal it."""
     count = max(1, round(fraction * len(records)))
     if "context" not in records.columns:
-        return stratified_sample(records.strata, count, seed=seed, separator=separator)
+        return stratified_sample(strata or records.strata, count, seed=seed, separator=separator)
     of_context: dict[str, list[int]] = {}
     for row, context in enumerate(records.columns["context"]):
         of_context.setdefault(context, []).append(row)
@@ -149,10 +148,13 @@ def stratified_order(labels: Sequence[str], *, seed: int) -> list[int]:
     return order
 
 
-def subset(records: Records, count: int | None, *, seed: int) -> Records:
-    """`count` rows chosen by the seed; a larger subset contains the smaller ones of the same seed."""
+def subset(records: Records, count: int | None, *, seed: int, strata: Sequence[str] | None = None) -> Records:
+    """`count` rows chosen by the seed; a larger subset contains the smaller ones of the same seed.
+
+    `strata` are the groups of the rows, by default their labels.
+    """
     if count is None:
         return records
     if count > len(records):
         raise UserError(f"{records.source}: {count:,} labels requested, but there are only {len(records):,}")
-    return records.select(sorted(stratified_order(records.strata, seed=seed)[:count]))
+    return records.select(sorted(stratified_order(strata or records.strata, seed=seed)[:count]))

@@ -8,7 +8,7 @@ import numpy as np
 
 from headstock.intervals import SufficientStatistics, item_interval, macro_f1_item_interval, weighted_interval
 from headstock.tasks.labelled import LabelledTask
-from headstock.tasks.text_metrics import NOT_PERCENT, SECONDARY, metric_name
+from headstock.tasks.text_metrics import SECONDARY, format_metric, format_range, metric_name
 
 # metrics of language models; others are printed under their own names
 LANGUAGE_MODEL_LABELS = {"loss": "valid loss", "perplexity": "valid ppl", "bits_per_byte": "bits per byte"}
@@ -49,8 +49,12 @@ def majority_class(classes: Iterable[Any]) -> tuple[Any, float]:
 
 
 def majority_warning(metrics: Mapping[str, Any]) -> str | None:
-    """A sentence if a model is not clearly better than always predicting the most frequent class."""
+    """A sentence if a model is not clearly better than always predicting the most frequent class, or the mean."""
     majority = metrics.get("majority")
+    if "r2" in metrics:
+        low, _ = (metrics.get("intervals") or {}).get("r2") or (None, None)
+        if metrics["r2"] <= 0 or (low is not None and low <= 0):
+            return f"With R² {format_metric('r2', metrics['r2'])} the model is not clearly better than the mean label."
     if majority is None or "accuracy" not in metrics:
         return None
     accuracy, (low, _) = metrics["accuracy"], (metrics.get("intervals") or {}).get("accuracy") or (None, None)
@@ -72,10 +76,10 @@ def format_labelled_metrics(metrics: Mapping[str, Any]) -> str:
     """`accuracy 81.2% (79.8 to 82.5), macro F1 ...`."""
     parts = []
     for name in score_names(metrics):
-        low, high = metrics["intervals"].get(name, (None, None))
-        interval = f" ({100 * low:.1f} to {100 * high:.1f})" if low is not None else ""
-        unit = "" if name in NOT_PERCENT else "%"
-        parts.append(f"{metric_name(name)} {100 * metrics[name]:.1f}{unit}{interval}")
+        interval = format_range(name, *metrics["intervals"].get(name, (None, None)), scale=metrics[name])
+        parts.append(
+            f"{metric_name(name)} {format_metric(name, metrics[name])}" + (f" ({interval})" if interval else "")
+        )
     if "majority" in metrics:
         parts.append(f"majority class {100 * metrics['majority']:.1f}%")
     if "loss" in metrics:

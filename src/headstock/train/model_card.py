@@ -147,6 +147,8 @@ def finetuned_sections(facts: RunFacts) -> tuple[str, dict[str, str]]:
     source = escape_markdown(transfer["run"] or f"the preset {transfer['preset']}")
     metrics = {f"{side} rows": format_labelled_metrics(results[side]) for side in ("valid", "test") if side in results}
     limits = ["It was evaluated on rows like its training rows; on other text it may perform worse."]
+    if facts.task.predicts_values:
+        limits.append("It may predict numbers outside the range of its training labels.")
     if classes:
         limits.append("It always predicts one of these classes, also for a text that belongs to none of them.")
     if length := settings["train"].get("length") or settings["model"].get("context"):
@@ -173,10 +175,17 @@ def labelled_rows(data: dict[str, Any]) -> dict[str, str]:
     rows = {}
     for name, split in splits.items():
         by_class = [f"{label} {count:,}" for label, count in (split.get("classes") or {}).items()]
-        classes = f" ({first_names(by_class, 12)})" if by_class else ""
+        classes = f" ({first_names(by_class, 12)})" if by_class else label_summary(split.get("labels"))
         rows[name] = f"{escape_markdown(split['file'])}: {split['rows']:,} rows{classes}"
     files = dict.fromkeys(split["file"] for split in splits.values())
     return rows | {"licence": licences(files), "fingerprint": f"`{data['fingerprint']}`"}
+
+
+def label_summary(labels: dict[str, float] | None) -> str:
+    """The range of labels that are numbers."""
+    if not labels:
+        return ""
+    return f" (labels {labels['lowest']:g} to {labels['highest']:g}, mean {labels['mean']:g}, std {labels['std']:g})"
 
 
 def backbone_rows(name: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The TF-IDF baseline: word and character n-grams, and a linear classifier selected on the validation rows."""
+"""The TF-IDF baseline: word and character n-grams, and a linear model selected on the validation rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,13 +30,63 @@ CANDIDATES = (
     ("logistic regression", 30.0),
     ("logistic regression", 3.0),
 )
+RIDGE_PENALTIES = (1.0, 0.1, 0.3, 3.0, 10.0)
+
+
+class TfidfFeatures:
+    """Sublinear TF-IDF of word 1-2-grams and character 2-5-grams of texts or pairs of texts.
+
+    A pair is represented by both texts, their product and their difference.
+    """
+
+    def __init__(self, texts: Sequence[Any]):
+        self.vectorizers = _fit_vectorizers([text for row in texts for text in row] if _paired(texts) else texts)
+
+    def __call__(self, texts: Sequence[Any]) -> Any:
+        from scipy.sparse import hstack
+
+        if not _paired(texts):
+            return hstack([vectorizer.transform(texts) for vectorizer in self.vectorizers]).tocsr()
+        parts = []
+        for vectorizer in self.vectorizers:
+            first, second = (vectorizer.transform([row[side] for row in texts]) for side in (0, 1))
+            parts += [first, second, first.multiply(second), abs(first - second)]
+        return hstack(parts).tocsr()
+
+
+@dataclass
+class TfidfRegressor:
+    """Ridge regression on TF-IDF features, with the penalty that has the smallest error on the validation rows."""
+
+    chosen: str = field(default="", init=False)
+    valid_score: float = field(default=float("nan"), init=False)  # minus the mean squared error
+    _features: Any = field(default=None, init=False, repr=False)
+    _ridge: Any = field(default=None, init=False, repr=False)
+
+    def fit(
+        self, texts: Sequence[Any], labels: NDArray, valid_texts: Sequence[Any], valid_labels: NDArray, *, seed: int
+    ) -> "TfidfRegressor":
+        from sklearn.linear_model import Ridge
+
+        self._features = TfidfFeatures(texts)
+        rows, valid_rows, best = self._features(texts), self._features(valid_texts), np.inf
+        for penalty in RIDGE_PENALTIES:
+            # sparse_cg keeps the features sparse and the intercept exact
+            ridge = Ridge(alpha=penalty, solver="sparse_cg", random_state=seed).fit(rows, labels)
+            error = float(np.mean((ridge.predict(valid_rows) - valid_labels) ** 2))
+            if error < best:
+                best, self._ridge, self.chosen = error, ridge, f"ridge, alpha={penalty:g}"
+        self.valid_score = -best
+        return self
+
+    def outputs(self, texts: Sequence[Any]) -> NDArray[np.float64]:
+        """(N, 1) the predicted values."""
+        return self._ridge.predict(self._features(texts))[:, None] if len(texts) else np.zeros((0, 1))
 
 
 @dataclass
 class TfidfClassifier:
-    """Sublinear TF-IDF of word 1-2-grams and character 2-5-grams, and the best of a few linear classifiers.
-
-    Inputs are texts or pairs of texts. A pair is represented by both texts, their product and their difference.
+    """The best of a few linear classifiers on TF-IDF features of texts or pairs of texts.
 
     >>> baseline = TfidfClassifier(["negative", "positive"]).fit(texts, labels, valid_texts, valid_labels, seed=0)
     >>> baseline.chosen, baseline.valid_accuracy
@@ -46,7 +96,7 @@ class TfidfClassifier:
     classes: Sequence[str]
     chosen: str = field(default="", init=False)
     valid_accuracy: float = field(default=float("nan"), init=False)
-    _vectorizers: list[Any] = field(default_factory=list, init=False, repr=False)
+    _features: Any = field(default=None, init=False, repr=False)
     _classifier: Any = field(default=None, init=False, repr=False)
     _scale: float = field(default=1.0, init=False, repr=False)
 
@@ -60,7 +110,7 @@ class TfidfClassifier:
         if len(present := np.unique(true)) < 2:
             names = ", ".join(repr(self.classes[number]) for number in present) or "none"
             raise UserError(f"TF-IDF arm: the training rows must have two classes or more, not {names}")
-        self._vectorizers = _fit_vectorizers([text for row in texts for text in row] if _paired(texts) else texts)
+        self._features = TfidfFeatures(texts)
         rows = self._features(texts)
         valid_rows = self._features(valid_texts)
         best = -1.0
@@ -80,16 +130,12 @@ class TfidfClassifier:
             probabilities[:, self._classifier.classes_] = _softmax(self._scale * self._decisions(self._features(texts)))
         return probabilities
 
-    def _features(self, texts: Sequence[Any]) -> Any:
-        from scipy.sparse import hstack
+    def outputs(self, texts: Sequence[Any]) -> NDArray[np.float64]:
+        return self.probabilities(texts)
 
-        if not _paired(texts):
-            return hstack([vectorizer.transform(texts) for vectorizer in self._vectorizers]).tocsr()
-        parts = []
-        for vectorizer in self._vectorizers:
-            first, second = (vectorizer.transform([row[side] for row in texts]) for side in (0, 1))
-            parts += [first, second, first.multiply(second), abs(first - second)]
-        return hstack(parts).tocsr()
+    @property
+    def valid_score(self) -> float:
+        return self.valid_accuracy
 
     def _decisions(self, rows: Any) -> NDArray[np.float64]:
         """(N, K) decision values of the K classes in the training rows."""
@@ -175,15 +221,22 @@ def input_texts(records: Records) -> list[Any]:
     return list(zip(columns["text"], columns["text_b"], strict=True)) if "text_b" in columns else records.display_texts
 
 
-def fit_tfidf(context: ExperimentContext, train: Records, valid: Records, *, seed: int) -> TfidfClassifier:
-    labels, valid_labels = (label_numbers(records, context.task.config) for records in (train, valid))
-    classifier = TfidfClassifier(context.task.config.classes)
-    return classifier.fit(input_texts(train), labels, input_texts(valid), valid_labels, seed=seed)
+def fit_tfidf(
+    context: ExperimentContext, train: Records, valid: Records, *, seed: int
+) -> TfidfClassifier | TfidfRegressor:
+    task = context.task
+    model: TfidfClassifier | TfidfRegressor
+    if task.predicts_values:
+        model, (labels, valid_labels) = TfidfRegressor(), (task.label_array(records) for records in (train, valid))
+    else:
+        model = TfidfClassifier(task.config.classes)
+        labels, valid_labels = (label_numbers(records, task.config) for records in (train, valid))
+    return model.fit(input_texts(train), labels, input_texts(valid), valid_labels, seed=seed)
 
 
 @ARM_KINDS.add("tfidf")
 class TfidfArm(ArmKind):
-    """TF-IDF features and a linear classifier on the raw texts."""
+    """TF-IDF features and a linear classifier or ridge regression on the raw texts."""
 
     title = "TF-IDF"
     needs_run = False
@@ -193,8 +246,9 @@ class TfidfArm(ArmKind):
     def unsupported(cls, settings: "CompareSettings") -> str | None:
         if settings.separator is not None:
             return "does not support several labels per text"
-        if not labelled_task(settings.task).predicts_classes:
-            return f"predicts one class per text and does not apply to {settings.task}"
+        task = labelled_task(settings.task)
+        if not (task.predicts_classes or task.predicts_values):
+            return f"predicts one class or value per text and does not apply to {settings.task}"
         return None
 
     @classmethod
@@ -212,13 +266,13 @@ class TfidfArm(ArmKind):
         valid: Records,
         callbacks: Sequence[Callback],
     ) -> TrialResult:
-        classifier = fit_tfidf(context, train, valid, seed=point.seed)
+        model = fit_tfidf(context, train, valid, seed=point.seed)
         return evaluate_probabilities(
             context.task,
             context.eval_records,
-            lambda records: classifier.probabilities(input_texts(records)),
+            lambda records: model.outputs(input_texts(records)),
             unlabelled=context.unlabelled_test,
             analyze_errors=point.analyze_errors,
-            valid_score=classifier.valid_accuracy,
-            chosen=classifier.chosen,
+            valid_score=model.valid_score,
+            chosen=model.chosen,
         )

@@ -21,6 +21,8 @@ from headstock.interop.huggingface.heads import (
     TOKEN,
     classifier_problems,
     import_labels,
+    in_label_units,
+    is_regression,
     label_config,
     pipeline_name,
     task_head,
@@ -156,7 +158,7 @@ class Architecture(ABC):
         yield from self.backbone_map(config, spec)
         head = task_head(config)
         if head == SEQUENCE:
-            yield from self.classifier_map(config, spec)
+            yield from in_label_units(self.classifier_map(config, spec), config)
         elif head == TOKEN:
             yield from affine("heads.tag.linear", self.token_classifier(spec))
         elif head == SPAN:
@@ -223,7 +225,10 @@ class Architecture(ABC):
         """The section `task` of the run."""
         special_tokens = self.import_special_tokens(source)
         if source.head.endswith(SEQUENCE):
-            return {"name": "classify"} | import_labels(source.config) | self.import_classifier(source) | special_tokens
+            head = self.import_classifier(source) | special_tokens
+            if is_regression(source.config):
+                return {"name": "regress", "mean": 0.0, "std": 1.0} | head
+            return {"name": "classify"} | import_labels(source.config) | head
         if source.head.endswith(TOKEN):
             return {"name": "tag"} | import_labels(source.config) | special_tokens
         if source.head.endswith(SPAN):

@@ -1,12 +1,12 @@
 """Task heads shared by the Hugging Face architectures: class names, labels, tensors and import settings."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headstock.interop.tensor_map import TensorMap, Tensors, affine, constant, rename
+from headstock.interop.tensor_map import TensorMap, Tensors, affine, constant, rename, rescale
 from headstock.tasks.base import TASKS
 from headstock.train.settings import RunConfig
 
@@ -35,6 +35,9 @@ def pipeline_name(config: RunConfig, head: str) -> str:
 
 def label_config(config: RunConfig) -> dict[str, Any]:
     """The class names and the dropout of a classifier in config.json."""
+    if TASKS.get(config.objective).predicts_values:
+        one_label = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+        return {**one_label, "classifier_dropout": config.task.dropout, "problem_type": "regression"}
     classes = getattr(config.task, "classes", ())
     if not classes:
         return {}
@@ -47,6 +50,29 @@ def label_config(config: RunConfig) -> dict[str, Any]:
         multilabel = getattr(config.task, "separator", None) is not None
         labels["problem_type"] = "multi_label_classification" if multilabel else "single_label_classification"
     return labels
+
+
+def outputs_of(task: Any) -> int:
+    """The number of outputs of a sequence classifier; one if it predicts a number."""
+    return len(getattr(task, "classes", ())) or 1
+
+
+def in_label_units(entries: Iterable[TensorMap], config: RunConfig) -> Iterator[TensorMap]:
+    """The entries of a head that predicts standardized labels, whose output layer elsewhere predicts the labels."""
+    mean, std = getattr(config.task, "mean", None) or 0.0, getattr(config.task, "std", None) or 1.0
+    for entry in entries:
+        if entry.ours == "heads.label.linear.weight" and std != 1:
+            yield rescale(entry, std)
+        elif entry.ours == "heads.label.linear.bias" and (mean, std) != (0, 1):
+            yield rescale(entry, std, mean)
+        else:
+            yield entry
+
+
+def is_regression(hf_config: Mapping[str, Any]) -> bool:
+    """Whether a sequence classifier has one output, which transformers trains by its squared error."""
+    count = len(hf_config.get("id2label") or ()) or hf_config.get("num_labels", 2)
+    return hf_config.get("problem_type") == "regression" or count == 1
 
 
 def import_labels(hf_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,6 +91,8 @@ def classifier_problems(task: Any, *, pools: Sequence[str], dense: Sequence[str]
         problems.append(f"task.pool is {task.pool!r}, not {' or '.join(map(repr, pools))} ({hint})")
     if task.dense not in dense:
         problems.append(f"task.dense is {task.dense!r}, not {' or '.join(map(repr, dense))} (--set dense={dense[0]})")
+    if not bias and getattr(task, "mean", None):
+        problems.append(f"task.mean is {task.mean:g}, but its head has no bias (use --set mean=0 --set std=1)")
     if task.head_bias is not bias:
         actual, expected = str(task.head_bias).lower(), str(bias).lower()
         problems.append(f"task.head_bias is {actual}, not {expected} (use --set head_bias={expected})")
@@ -83,7 +111,7 @@ def two_layer_head(dense: str, output: str) -> Iterator[TensorMap]:
 def gelu_head_problems(config: RunConfig, *, pools: Sequence[str], dense: Sequence[str]) -> list[str]:
     """Why a classifier cannot be written as one with a hidden layer, of GELU if it is linear."""
     problems = classifier_problems(config.task, pools=pools, dense=dense, bias=True)
-    classes, width = len(config.task.classes), config.model.width
+    classes, width = outputs_of(config.task), config.model.width
     if config.task.dense == "none" and 2 * classes > width:
         problems.append(f"{classes} classes are more than half of model.width {width}")
     return problems
@@ -94,7 +122,7 @@ def gelu_head(config: RunConfig, dense: str, output: str) -> Iterator[TensorMap]
     if config.task.dense != "none":
         yield from two_layer_head(dense, output)
         return
-    width, classes = config.model.width, len(config.task.classes)
+    width, classes = config.model.width, outputs_of(config.task)
 
     def split(weight: Tensor) -> list[Tensor]:
         return [torch.cat([weight, -weight, weight.new_zeros(width - 2 * classes, width)])]

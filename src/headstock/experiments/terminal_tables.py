@@ -82,3 +82,21 @@ def sweep_table(results: dict[str, Any]) -> "Table":
         score = score_cell(metric, row["mean"], row, is_best=rank == 1)
         table.add_row(str(rank), *values, score, gap_to_best(results, row), f"{row['seconds']:.1f} s")
     return table
+
+
+def glue_table(results: dict[str, Any]) -> "Table":
+    """One row per metric of each GLUE task, and the averaged score."""
+    columns = {"task": False, "metric": False, "score (95%)": True, "training rows": True, "rows": True}
+    table = make_table(f"GLUE, development rows: {results['run']}", columns)
+    for name, task in results["tasks"].items():
+        sizes = [f"{task['train_rows']:,}", f"{task['dev_rows']:,}"]
+        for metric, value in task["metrics"].items():
+            low, high = task["intervals"][metric]
+            score = f"{100 * value:.1f}" + ("" if low is None else f" ({100 * low:.1f} to {100 * high:.1f})")
+            table.add_row(name, metric_name(metric), score, *sizes)
+            name, sizes = "", ["", ""]
+    mean, low, high = (100 * results[f"average{end}"] for end in ("", "_low", "_high"))
+    table.add_row(
+        f"average of {len(results['tasks'])}", "", f"[bold]{mean:.1f}[/bold] ({low:.1f} to {high:.1f})", "", ""
+    )
+    return table

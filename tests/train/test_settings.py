@@ -216,3 +216,10 @@ def test_another_family_ignores_the_model_of_the_preset():
 def test_invalid_numbers_are_rejected(settings):
     with pytest.raises(ConfigError, match=next(iter(settings))):
         TrainSettings(**settings)
+
+
+def test_a_preset_option_wins_over_that_of_the_file(tmp_path):
+    (tmp_path / "recipe.toml").write_text('preset = "gpt-nano"\n[data]\ncorpus = ["c.txt"]\n[model]\ncontext = 64\n')
+    own, other = (resolve_pretrain_config(preset, tmp_path / "recipe.toml", {}) for preset in (None, "modern-nano"))
+    assert (own.model.positions, other.model.positions) == ("learned", "rotary")
+    assert own.model.context == other.model.context == 64

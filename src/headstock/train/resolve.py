@@ -80,7 +80,8 @@ def resolve_pretrain_config(
         if preset or options.get("tokenizer.file"):
             raise UserError(f"{start}: the run to start from has its own model and tokenizer; name no other")
         settings = merge_objective(source_settings(open_run(start)), settings)
-    preset = preset or settings.pop("preset", None)
+    file_preset = settings.pop("preset", None)
+    preset = preset or file_preset
     base = read_preset(preset or DEFAULT_PRESET) if preset or "model" not in settings else {}
     tree = merge_objective(base, settings)
     if objective := options.pop("task.name", None):

@@ -96,7 +96,11 @@ def test_weights_match_a_textbook_computation(settings):
     assert torch.allclose(records[0].weights[0], textbook_weights(model, tokens), atol=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{}, {"causal": False}, MODERN, CLASSIC], ids=["gpt", "bert", "modern", "classic"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"causal": False}, MODERN, CLASSIC, {"positions": "relative"}],
+    ids=["gpt", "bert", "modern", "classic", "relative"],
+)
 @torch.no_grad()
 def test_recording_changes_nothing_and_weights_match_fused_attention(settings):
     model, records = small_model(**settings), []

@@ -98,6 +98,7 @@ CASES = {
     "learned": ({}, {"activation": "gelu_tanh"}, {"head": 2}),
     "bert": ({"task": "masked"}, {"norm": "post", "embed_norm": True, "segments": 2}, {}),
     "decoder": ({"task": "denoise", "family": "seq2seq"}, {"qk_norm": True, "positions": "rotary"}, {}),
+    "relative": ({}, {"positions": "relative", "activation": "geglu"}, {}),
     "encoder": ({"task": "denoise", "family": "seq2seq"}, {"norm": "post"}, {"where": "encoder", "layer": 2}),
 }
 

@@ -22,6 +22,7 @@ BOTH = MODERN | {"causal": False}
 NORMED = BOTH | {"qk_norm": True}
 BERT = {"norm": "post", "positions": "learned", "embed_norm": True, "segments": 2, "causal": False}
 PAIR = {"family": "seq2seq", "encoder_depth": 3}
+T5 = PAIR | {"norm": "pre", "norm_kind": "rms", "positions": "relative", "activation": "relu", "bias": False}
 WAVES = {"positions": "sinusoidal", "activation": "relu", "embed_scale": True}
 NAMES = ["no", "yes", "may be"]
 CLASSES = {"name": "classify", "classes": NAMES}
@@ -93,6 +94,12 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # expected cla
     ),
     "marian": ("MarianMTModel", PAIR | WAVES | {"norm": "post"}, {"name": "translate"}),
     "pegasus": ("PegasusForConditionalGeneration", PAIR | WAVES | {"norm": "pre"}, {"name": "translate"}),
+    "t5": ("T5ForConditionalGeneration", T5, {"name": "denoise"}),
+    "t5 1.1": (
+        "T5ForConditionalGeneration",
+        T5 | {"activation": "geglu", "tied": False, "relative_buckets": 8, "relative_distance": 16},
+        {"name": "translate", "decoder_start": "pad"},
+    ),
     "blenderbot": ("BlenderbotForConditionalGeneration", PAIR | {"norm": "pre"}, {"name": "translate"}),
 }
 

@@ -22,7 +22,7 @@ SHAPES = st.fixed_dictionaries(
         "norm": st.sampled_from(["pre", "post"]),
         "norm_kind": st.sampled_from(["layer", "rms"]),
         "activation": st.sampled_from(["relu", "gelu", "swiglu"]),
-        "positions": st.sampled_from(["sinusoidal", "learned", "rotary"]),
+        "positions": st.sampled_from(["sinusoidal", "learned", "rotary", "relative"]),
         "bias": st.booleans(),
         "qk_norm": st.booleans(),
         "embed_scale": st.booleans(),

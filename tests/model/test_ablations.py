@@ -24,6 +24,7 @@ def close(one: torch.Tensor, other: torch.Tensor) -> None:
         ({"positions": "learned", "causal": False}, True),
         ({"positions": "sinusoidal", "causal": False}, True),
         ({"positions": "rotary", "causal": False}, True),
+        ({"positions": "relative", "causal": False}, True),
     ],
 )
 def test_only_an_encoder_without_positions_ignores_word_order(settings, notices):

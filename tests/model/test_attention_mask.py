@@ -17,7 +17,7 @@ shapes = st.fixed_dictionaries(
     {
         "norm": st.sampled_from(["pre", "post"]),
         "norm_kind": st.sampled_from(["layer", "rms"]),
-        "positions": st.sampled_from(["sinusoidal", "learned", "rotary"]),
+        "positions": st.sampled_from(["sinusoidal", "learned", "rotary", "relative"]),
         "activation": st.sampled_from(["relu", "gelu", "swiglu"]),
         "qk_norm": st.booleans(),
         "embed_norm": st.booleans(),

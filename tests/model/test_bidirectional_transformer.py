@@ -25,7 +25,7 @@ def close(one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("changed", [0, 3, 6])
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "relative"])
 def test_each_half_sees_one_direction(changed, positions):
     backbone, tokens = small(positions=positions), some_tokens(1, 7)
     other = tokens.clone()

@@ -31,7 +31,7 @@ from tests.model.test_block import copy_weights
 ROWS, LENGTH, SOURCE = 3, 6, 5
 PADDING = torch.arange(LENGTH)[None] >= torch.tensor([6, 3, 1])[:, None]
 SOURCE_PADDING = torch.arange(SOURCE)[None] >= torch.tensor([2, 5, 4])[:, None]
-SHAPES = list(product(["sinusoidal", "learned", "rotary"], ["pre", "post"], [False, True]))
+SHAPES = list(product(["sinusoidal", "learned", "rotary", "relative"], ["pre", "post"], [False, True]))
 GREEDY = Sampling(temperature=0.0)
 PROMPTS = [some_tokens(n, seed=n).tolist() for n in (3, 1, 2, 5)]
 SOURCES = [some_tokens(n, seed=10 + n).tolist() for n in (2, 6, 1, 4)]

@@ -38,7 +38,7 @@ def test_sinusoids_are_a_persistent_buffer(width):
     torch.testing.assert_close(added[0], torch.tensor(expected), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "relative"])
 def test_positions_beyond_the_context_keep_the_others(positions):
     short = small_backbone(positions=positions, context=6)
     long = small_backbone(positions=positions, context=40)
@@ -76,8 +76,10 @@ def test_rotary_scores_depend_on_distances_only(shift):
     assert (scores_at(2 * positions) - scores_at(positions)).abs().max() > 0.1  # control: other distances
 
 
-@pytest.mark.parametrize(("positions", "same"), [("rotary", True), ("learned", False), ("sinusoidal", False)])
-def test_only_rotary_is_shift_invariant(positions, same):
+@pytest.mark.parametrize(
+    ("positions", "same"), [("rotary", True), ("relative", True), ("learned", False), ("sinusoidal", False)]
+)
+def test_only_relative_encodings_are_shift_invariant(positions, same):
     backbone = small_backbone(positions=positions)
     tokens = some_tokens(2, 6)
     start = backbone(Batch(tokens, positions=torch.arange(6).expand(2, 6))).hidden

@@ -55,7 +55,7 @@ SHAPES = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])
-@pytest.mark.parametrize("positions", ["learned", "rotary", "sinusoidal"])
+@pytest.mark.parametrize("positions", ["learned", "rotary", "sinusoidal", "relative"])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("pooling", ["cls", "last"])
 @given(shape=SHAPES)

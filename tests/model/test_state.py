@@ -36,7 +36,7 @@ def step_by_step(backbone: Transformer, tokens: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("positions", "norm", "qk_norm"),
-    list(product(["sinusoidal", "learned", "rotary"], ["pre", "post"], [False, True])),
+    list(product(["sinusoidal", "learned", "rotary", "relative"], ["pre", "post"], [False, True])),
 )
 def test_decoding_matches_the_full_pass(positions, norm, qk_norm):
     backbone = small_backbone(positions=positions, norm=norm, qk_norm=qk_norm)
@@ -44,7 +44,7 @@ def test_decoding_matches_the_full_pass(positions, norm, qk_norm):
     close(step_by_step(backbone, tokens), backbone(Batch(tokens)).hidden)
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "relative"])
 def test_prompts_of_different_lengths_continue_as_if_alone(positions):
     backbone = small_backbone(positions=positions)
     texts = [some_tokens(n, seed=n).tolist() for n in (5, 2, 4)]
@@ -156,7 +156,7 @@ def test_gradients_are_not_supported():
         backbone(Batch(some_tokens(1, 2)), backbone.new_state(1, 4))
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "relative"])
 @pytest.mark.parametrize("lengths", [[5, 2, 4], [4, 4, 4]])
 def test_a_static_cache_agrees_and_keeps_its_memory(positions, lengths):
     backbone = small_backbone(positions=positions, context=12)

@@ -190,7 +190,7 @@ def positions(
     run: RunName = None,
     preset: Preset = None,
     settings: Settings = None,
-    kind: Annotated[str | None, "sinusoidal, learned or rotary."] = None,
+    kind: Annotated[str | None, "sinusoidal, learned, rotary or relative."] = None,
     length: Annotated[int | None, "Number of positions."] = None,
     width: Annotated[int | None, "Features per position; for rotary ones the width of a head."] = None,
     where: Where = None,
@@ -206,20 +206,29 @@ def positions(
         explain_positions,
         position_document,
     )
+    from headstock.explain.relative_positions import explain_relative_positions, relative_position_document
     from headstock.explain.subject import open_subject
     from headstock.train.loop import sequence_length
 
-    one_of(kind, POSITION_KINDS, "--kind")
+    one_of(kind, (*POSITION_KINDS, "relative"), "--kind")
     one_of(where, ("encoder", "decoder"), "--where")
     if run is None and preset is None:
         if where is not None:
             raise UserError("--where needs an encoder-decoder: name a run or a preset")
+        if kind == "relative":
+            raise UserError("relative positions belong to a model: name a run, or a preset with --preset")
         position_kind = one_of(kind or "sinusoidal", POSITION_KINDS, "--kind")
         size = (128 if length is None else length, 64 if width is None else width)
         return present(common, position_document([explain_positions(position_kind, *size)]), out)
     if width is not None:
         raise UserError("--width does not go with a run or a preset, which has its own width")
     subject = open_subject(run, preset, settings, device=common.device)
+    if getattr(subject.config.model, "positions", None) == "relative":
+        if kind not in (None, "relative"):
+            raise UserError(f"--kind {kind}: the positions of {subject.name} are relative")
+        biases = explain_relative_positions(subject.model, subject.name, length=length, trained=run is not None)
+        biases = [facts for facts in biases if where is None or facts.where in (None, where)]
+        return present(common, relative_position_document(biases), out)
     trained_length = sequence_length(subject.model, subject.config.train) if run is not None else None
     tables = explain_model_positions(
         subject.model, subject.name, length=length, trained=run is not None, trained_length=trained_length

@@ -23,6 +23,7 @@ class Dimensions:
     hidden: Size = 0
     heads: Size = 0
     segments: Size = 0
+    relative_buckets: Size = 0
     classes: Size = 0
     source_vocabulary: Size = 0
     encoder_depth: Size = 0

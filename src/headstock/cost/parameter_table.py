@@ -9,6 +9,7 @@ LETTERS = {
     "source_vocabulary": "U",
     "context": "T",
     "segments": "S",
+    "relative_buckets": "R",
     "depth": "N",
     "encoder_depth": "M",
     "width": "D",

@@ -20,6 +20,7 @@ from headstock.cost.formulas import (
 )
 from headstock.model.backbones.encoder_decoder import EncoderDecoder
 from headstock.model.backbones.transformer import TransformerConfig
+from headstock.model.layers import GATED
 
 
 def transformer_cost(
@@ -27,6 +28,7 @@ def transformer_cost(
 ) -> ModuleCost:
     parts = [embedding("tokens", d.vocabulary, d.width)] if own_tokens else []
     parts += [embedding("positions", d.context, d.width)] if c.positions == "learned" else []
+    parts += [embedding("relative", d.relative_buckets, d.heads)] if c.positions == "relative" else []
     parts += [embedding("segments", d.segments, d.width)] if c.segments else []
     parts += [norm("embed_norm", d.width, c.norm_kind, context, bias=c.bias)] if c.embed_norm else []
     parts += [blocks("blocks", c, d, context)]
@@ -37,6 +39,8 @@ def transformer_cost(
         angles = (d.context, divide(d.head_width, 2))
         buffers = {"cosine": angles, "sine": angles}
         saved += SavedActivations(single=d.head_width)
+    if c.positions == "relative" and context.packed:
+        saved += SavedActivations(single=d.length / 4)  # the mask, a byte per key
     return ModuleCost(name, buffers=buffers, saved=saved, parts=tuple(parts))
 
 
@@ -79,8 +83,9 @@ def attention(name: str, c: Any, d: Dimensions, context: ExecutionContext, *, cr
     if c.qk_norm:
         weight: Shapes = {"weight": (d.head_width,)}
         norms = (ModuleCost("query_norm", weight), ModuleCost("key_norm", weight))
-    saved = saved_by_attention(c, d, context, keys=keys, share=share, rotary=c.positions == "rotary" and not cross)
-    if context.packed and not cross and is_fused(c, context):
+    positions = "none" if cross else c.positions
+    saved = saved_by_attention(c, d, context, keys=keys, share=share, positions=positions)
+    if context.packed and not cross and is_fused(c, context, positions):
         saved += SavedActivations(keys)  # the mask
     return ModuleCost(
         name,
@@ -94,13 +99,13 @@ def attention(name: str, c: Any, d: Dimensions, context: ExecutionContext, *, cr
     )
 
 
-def is_fused(c: Any, context: ExecutionContext) -> bool:
-    """Whether attention saves no attention weights; the CPU has no fused kernel with dropout."""
-    return context.device == "cuda" or not c.dropout
+def is_fused(c: Any, context: ExecutionContext, positions: str) -> bool:
+    """Whether attention saves no attention weights; the CPU has no fused kernel with dropout or a learned bias."""
+    return context.device == "cuda" or (not c.dropout and positions != "relative")
 
 
 def saved_by_attention(
-    c: Any, d: Dimensions, context: ExecutionContext, *, keys: Size, share: Size, rotary: bool
+    c: Any, d: Dimensions, context: ExecutionContext, *, keys: Size, share: Size, positions: str
 ) -> SavedActivations:
     """What is saved between the input projection and the output projection."""
     width, query_and_key = d.width, d.width * (1 + share)
@@ -108,17 +113,18 @@ def saved_by_attention(
     normed = SavedActivations(single=d.heads * (1 + share)) if c.qk_norm else SavedActivations()
     if c.qk_norm and context.device == "cpu":
         normed += SavedActivations(query_and_key)
-    if not is_fused(c, context):
-        weights = SavedActivations(3 * d.heads * keys)  # the softmax, the dropout mask, and their product
+    if not is_fused(c, context, positions):
+        # the softmax, and with dropout also its mask and the product of both
+        weights = SavedActivations((3 if c.dropout else 1) * d.heads * keys)
         return projected + weights + normed + (projected if c.qk_norm else SavedActivations())
     # norms and rotation give new tensors, and an output in another layout than the next layer reads
-    copied = SavedActivations(query_and_key + width) if c.qk_norm or rotary else SavedActivations()
+    copied = SavedActivations(query_and_key + width) if c.qk_norm or positions == "rotary" else SavedActivations()
     return projected + normed + SavedActivations(single=d.heads) + copied
 
 
 def feed_forward(name: str, c: Any, d: Dimensions) -> ModuleCost:
-    gated, drops = c.activation == "swiglu", c.dropout and c.inner_dropout
-    activated = {"relu": d.hidden if drops else 0, "swiglu": 3 * d.hidden}.get(c.activation, d.hidden)
+    gated, drops = c.activation in GATED, c.dropout and c.inner_dropout
+    activated = 3 * d.hidden if gated else d.hidden if drops or c.activation != "relu" else 0
     if c.feed_activation == "outer":
         activated = d.width
     gate = (linear("gate", d.width, d.hidden, bias=c.bias, saves_input=False),) if gated else ()

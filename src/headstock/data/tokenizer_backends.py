@@ -39,7 +39,7 @@ COMMON_NAMES = {
     "unk": ("<unk>", "[UNK]", "<oov>", "<|unk|>"),
     "cls": ("[CLS]", "<cls>", "<s>"),
     "sep": ("[SEP]", "<sep>", "</s>"),
-    "mask": ("[MASK]", "<mask>", "<|mask|>"),
+    "mask": ("[MASK]", "<mask>", "<|mask|>", "<extra_id_0>"),  # T5's first sentinel
 }
 
 

@@ -34,6 +34,7 @@ HEADS = {
 POSITIONS = {"sinusoidal": "sinusoidal, fixed", "learned": "learned"}
 NORMS = {"layer": "Layer norm", "rms": "RMS norm"}
 ACTIVATIONS = {"relu": "ReLU", "gelu": "GELU", "gelu_tanh": "GELU", "silu": "SiLU", "swiglu": "SwiGLU"}
+ACTIVATIONS |= {"geglu": "GEGLU"}
 MASKS: dict[tuple[str, ...], str] = {
     ("causal",): "causal",
     ("full",): "bidirectional",
@@ -169,6 +170,7 @@ class ModelDiagram(Diagram):
         heads = f"{config.heads} {'heads' if config.heads > 1 else 'head'} of width {config.width // config.heads}"
         options = {
             "rotary position embeddings": config.positions == "rotary",
+            "a learned bias for each distance": config.positions == "relative",
             "queries and keys normalized in each head": config.qk_norm,
         }
         lines = (heads, MASKS[masks], *(text for text, used in options.items() if used))
@@ -408,7 +410,10 @@ def shape_symbols(subject: ExplainSubject) -> dict[str, str]:
         meanings["Vₛ"] = f"source vocabulary size: {config.source_vocabulary:,}"
     if getattr(config, "segments", 0):
         meanings["G"] = f"segments: {config.segments}"
-    if getattr(config, "qk_norm", False):
+    relative = getattr(config, "positions", None) == "relative"
+    if relative:
+        meanings["R"] = f"buckets of distances: {config.relative_buckets}"
+    if relative or getattr(config, "qk_norm", False):
         meanings["A"] = f"attention heads: {config.heads}"
     if any("C" in HEADS[name][2] for name in subject.model.heads if name in HEADS):
         meanings["C"] = f"classes: {model_dimensions(subject.model).classes:,}"

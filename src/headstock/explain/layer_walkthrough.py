@@ -314,10 +314,14 @@ def attend(
     scaled = f"s = q · k / √K, K = D / H = {width}"
     score = recorder.add(f"{prefix}scores", scaled, product / math.sqrt(width), columns=tokens)
     allowed = mask.dense(query.size(2), key.size(2), query.device)
+    if mask.bias is not None:
+        relative = mask.bias.masked_fill(~allowed, 0).expand_as(score)
+        score = score + recorder.add(f"{prefix}relative", "r, learned for the distance", relative, columns=tokens)
     bias = torch.zeros_like(score).masked_fill(~allowed, -torch.inf).detach()
     recorder.add(f"{prefix}mask", "m = 0, or −∞ where masked", bias, columns=tokens)
     weights = (score + bias).softmax(-1)
-    recorder.add(f"{prefix}weights", "a = softmax(s + m)", weights, lambda a: f"sum {a.sum():.3f}", tokens)
+    formula = "a = softmax(s + m)" if mask.bias is None else "a = softmax(s + r + m)"
+    recorder.add(f"{prefix}weights", formula, weights, lambda a: f"sum {a.sum():.3f}", tokens)
     head = recorder.add(f"{prefix}head", "z = Σ a · v, the head's own K numbers", weights @ value)
     heads = head.transpose(1, 2).flatten(2)  # (B, H, T, K) -> (B, T, D)
     recorder.add(f"{prefix}heads", f"Z = z₁ … z_H concatenated, H = {attention.heads}", heads)

@@ -17,6 +17,7 @@ DESCRIPTIONS = {
     "tokens": "token embedding",
     "positions": "position embedding",
     "segments": "segment embedding",
+    "relative": "relative position bias",
     "embed_norm": "embedding norm",
     "attention": "self-attention",
     "cross": "cross-attention",

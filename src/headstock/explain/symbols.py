@@ -18,13 +18,14 @@ SYMBOLS = {
     "context": ("T", "context length"),
     "heads": ("A", "attention heads"),
     "segments": ("G", "segments"),
+    "relative_buckets": ("R", "buckets of distances"),
     "classes": ("C", "classes"),
     "source_vocabulary": ("V_src", "source vocabulary size"),
     "encoder_depth": ("M_enc", "encoder layers"),
     "length": ("L", "tokens per row"),
     "source_length": ("L_src", "source tokens"),
 }
-ORDER = ["B", "L", "L_src", "M", "M_enc", "V", "V_src", "T", "G", "C", "A", "r", "D", "F", "H"]  # of factors
+ORDER = ["B", "L", "L_src", "M", "M_enc", "V", "V_src", "T", "G", "R", "C", "A", "r", "D", "F", "H"]  # of factors
 SUBSCRIPTS = {"src": "ₛ", "enc": "ₑ"}
 SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 

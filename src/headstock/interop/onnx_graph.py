@@ -145,8 +145,11 @@ class CausalGraph(Graph):
         rotation = backbone.rotation(positions, context) if backbone.config.positions == "rotary" else None
         keys = torch.arange(tokens.size(1) + past[0].size(2), device=tokens.device)
         allowed = (keys <= queries[:, None]) & (mask != 0)[:, None, None]  # (T, S), (B, 1, 1, S) -> (B, 1, T, S)
+        attention_mask = AttentionMask(allowed)
+        if backbone.relative is not None:
+            attention_mask = attention_mask.with_bias(backbone.relative_bias(queries, keys))
         for layer, block in enumerate(backbone.blocks):
-            x = block(x, AttentionMask(allowed), rotation=rotation, cache=cache, layer=layer)
+            x = block(x, attention_mask, rotation=rotation, cache=cache, layer=layer)
         return self.model.heads["token"](backbone.output_norm(x)), *cache.present
 
     def example(self, rows: int = 2, length: int = 5, past: int = 3) -> tuple[Tensor, ...]:

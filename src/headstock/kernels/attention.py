@@ -27,12 +27,16 @@ def attention(
     cu_seqlens: Tensor | None = None,
     dropout: float = 0.0,
     packed: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """(B, H, T, K) softmax(Q K' / sqrt(K)) V, over the keys that each query may attend to.
 
     These are those where `allowed` (broadcast to (B, H, T, T)) is True, or those of the same document, whose boundaries
     are `cu_seqlens` (M,); with `causal`, only up to the query. `packed` is the projection that `project_qkv` returned.
+    A `bias` (B or 1, H, T, T) on the scores replaces the mask: it is -inf where a query may not attend.
     """
+    if bias is not None:
+        return F.scaled_dot_product_attention(query, key, value, bias.type_as(query), dropout)
     if cu_seqlens is None:
         return F.scaled_dot_product_attention(query, key, value, allowed, dropout, causal)
     if not _triton_supports(query.size(-1), query.device):

@@ -1,6 +1,6 @@
 """Attention masks.  B rows, H heads, T queries, S keys."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,12 +15,20 @@ class AttentionMask:
     allowed: Tensor | None = None  # broadcasts to (B, H, T, S); True where a query may attend
     causal: bool = False  # the square causal mask, which attention kernels apply faster than a tensor
     cu_seqlens: Tensor | None = None  # (M,) document boundaries, for varlen kernels
+    bias: Tensor | None = None  # (B or 1, H, T, S) added to the scores, -inf where a query may not attend
 
     def dense(self, queries: int, keys: int, device: torch.device | None = None) -> Tensor:
         """(B or 1, H or 1, T, S) the mask as one boolean tensor, for display."""
         allowed = torch.ones(queries, keys, dtype=torch.bool, device=device)
         allowed = causal_mask(queries, keys, device) if self.causal else allowed
         return allowed[None, None] & (True if self.allowed is None else self.allowed)
+
+    def with_bias(self, bias: Tensor) -> "AttentionMask":
+        """The same mask with a bias (B or 1, H, T, S) on the scores."""
+        assert self.cu_seqlens is None, "varlen attention has no bias"
+        if self.causal or self.allowed is not None:
+            bias = bias.masked_fill(~self.dense(bias.size(-2), bias.size(-1), bias.device), -torch.inf)
+        return replace(self, bias=bias)
 
     def select_queries(self, positions: Tensor, keys: int) -> "AttentionMask":
         """The mask of one query per row, at `positions` (B,), over `keys` keys."""
@@ -33,7 +41,11 @@ class AttentionMask:
         if self.causal:
             past = torch.arange(keys, device=positions.device) <= positions[:, None, None, None]  # (B, 1, 1, S)
             allowed = past if allowed is None else allowed & past
-        return AttentionMask(allowed)
+        bias = self.bias
+        if bias is not None:
+            rows = torch.arange(len(positions), device=positions.device)
+            bias = bias.expand(len(positions), -1, -1, -1)[rows, :, positions].unsqueeze(2)  # (B, H, 1, S)
+        return AttentionMask(allowed, bias=bias)
 
 
 def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> Tensor:

@@ -74,11 +74,12 @@ def attention_hook(kind: AttentionKind, layer: int, callback: Callable[[Attentio
 def masked_weights(query: Tensor, key: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
     """(B, H, T, S) the weights under a mask, and (B or 1, H or 1, T, S) where it allows any."""
     allowed = mask.dense(query.size(2), key.size(2), query.device)
-    return attention_weights(query, key, allowed), allowed
+    return attention_weights(query, key, allowed, mask.bias), allowed
 
 
-def attention_weights(query: Tensor, key: Tensor, allowed: Tensor) -> Tensor:
-    """(B, H, T, S): softmax(Q K' / sqrt(K)) in at least single precision; `allowed` is False where a weight is zero."""
+def attention_weights(query: Tensor, key: Tensor, allowed: Tensor, bias: Tensor | None = None) -> Tensor:
+    """(B, H, T, S): softmax(Q K' / sqrt(K) + bias) in at least single precision; zero where `allowed` is False."""
     precision = torch.promote_types(query.dtype, torch.float32)
     scores = query.to(precision) @ key.to(precision).transpose(-1, -2) / query.size(-1) ** 0.5
+    scores = scores if bias is None else scores + bias.to(precision)
     return scores.masked_fill(~allowed, -torch.inf).softmax(-1)

@@ -17,7 +17,7 @@ from headstock.model.kv_cache import KVCache
 
 NormKind = Literal["layer", "rms"]
 NormPlacement = Literal["pre", "post", "none"]
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu"]
 Rotation = tuple[Tensor, Tensor]  # cosine and sine of the rotary angles, each (T, K/2) or (B, 1, T, K/2)
 # query, key, value, mask and output of attention; returns a replacement of the output (B, H, T, K), or None
 AttentionHook = Callable[[Tensor, Tensor, Tensor, AttentionMask, Tensor], Tensor | None]
@@ -28,7 +28,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": pointwise.gelu_tanh,
     "silu": F.silu,
     "swiglu": F.silu,
+    "geglu": pointwise.gelu_tanh,
 }
+GATED = ("swiglu", "geglu")  # activations with a third linear layer, whose activated output is a factor
 NORM_EPSILON = 1e-5
 
 
@@ -141,6 +143,7 @@ class Attention(nn.Module):
             cu_seqlens=mask.cu_seqlens,
             dropout=self.dropout if self.training else 0.0,
             packed=packed,
+            bias=mask.bias,
         )
         if self.hook is not None and (replaced := self.hook(query, key, value, mask, output)) is not None:
             output = replaced
@@ -166,7 +169,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with an activation between them, or three with a gate (SwiGLU).
+    """Two linear layers with an activation between them, or three with a gate (SwiGLU, GEGLU).
 
     With `feed_activation="outer"` the activation follows both: φ((x W1 + b1) W2 + b2). As nothing lies between them,
     the two layers then are one linear map, which is what this ablation demonstrates.
@@ -176,7 +179,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.outer = config.feed_activation == "outer"
         width, hidden, bias = config.width, config.hidden, config.bias
-        self.gate = Linear(width, hidden, bias=bias) if config.activation == "swiglu" else None
+        self.gate = Linear(width, hidden, bias=bias) if config.activation in GATED else None
         self.up = Linear(width, hidden, bias=bias)
         self.down = Linear(hidden, width, bias=bias)
         self.activation = ACTIVATIONS[config.activation]

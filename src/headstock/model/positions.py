@@ -1,4 +1,6 @@
-"""Sinusoidal position embeddings and rotary angles."""
+"""Sinusoidal position embeddings, rotary angles, and the buckets of relative positions."""
+
+import math
 
 import torch
 from torch import Tensor
@@ -21,3 +23,21 @@ def rotary_angles(length: int, head_width: int, *, base: float = ROTARY_BASE) ->
     half = head_width // 2
     positions = torch.arange(length, dtype=torch.float64)[:, None]
     return positions * base ** -(torch.arange(half, dtype=torch.float64) / half)
+
+
+def relative_position_buckets(distance: Tensor, *, buckets: int, longest: int, bidirectional: bool) -> Tensor:
+    """The bucket of each signed distance, key minus query, as in T5.
+
+    Near distances have a bucket each, farther ones share buckets of growing size, and those from `longest` on share the
+    last. With `bidirectional` the second half of the buckets is for keys on the right; otherwise these are not told
+    apart from the query itself, since a causal mask hides them.
+    """
+    if bidirectional:
+        buckets //= 2
+        offset, distance = (distance > 0).long() * buckets, distance.abs()
+    else:
+        offset, distance = torch.zeros_like(distance), (-distance).clamp(min=0)
+    exact = buckets // 2
+    scale = (buckets - exact) / math.log(longest / exact)
+    far = exact + ((distance.float() / exact).clamp(min=1).log() * scale).long()
+    return offset + torch.where(distance < exact, distance, far.clamp(max=buckets - 1))

@@ -93,6 +93,7 @@ class Task(ABC):
     predicts_classes: ClassVar[bool] = False  # outputs are the probabilities of `config.classes` for each row
     predicts_values: ClassVar[bool] = False  # outputs are one number for each row
     translates: ClassVar[bool] = False  # runs can `translate`
+    pretraining_objective: ClassVar[str | None] = None  # continues the pretraining of an imported run of this task
     answers_questions: ClassVar[bool] = False  # runs can `answer`
 
     # For planning, explanations and export

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headstock.config import added
 from headstock.data.token_store import TokenStore
+from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.model.batch import IGNORE_INDEX, Batch, find_label_positions
 from headstock.model.model import Model
@@ -19,6 +21,7 @@ from headstock.tasks.base import TASKS, Examples, PlanDefaults, Sample, token_lo
 from headstock.tasks.masking import EpochMasker, MaskingConfig, MaskingTask
 from headstock.tasks.packing import DocumentChunks
 from headstock.tasks.samples import NEW_TOKENS, sample_denoising
+from headstock.tasks.special_tokens import decoder_start_id
 
 
 @dataclass(frozen=True)
@@ -28,13 +31,15 @@ class DenoiseConfig:
     unit: Literal["token", "word", "span"] = "span"  # what is removed together; adjacent units share one [MASK]
     span_mean: float = 3.0  # mean tokens per span
     span_most: int = 10  # most tokens per span
+    decoder_start: Literal["bos", "pad"] = added("bos")  # the first token of the decoder's input
 
     def __post_init__(self) -> None:
         self.masking_config()  # validates the settings
 
     def masking_config(self) -> MaskingConfig:
         """The settings of a TokenMasker that replaces every selected token by [MASK]."""
-        return MaskingConfig(**vars(self), masked=1.0, random=0.0)
+        masking = {name: value for name, value in vars(self).items() if name != "decoder_start"}
+        return MaskingConfig(**masking, masked=1.0, random=0.0)
 
 
 @TASKS.add("denoise")
@@ -46,6 +51,10 @@ class Denoise(MaskingTask):
     is_language_model = True
     plan = PlanDefaults(max_epochs=16, family="seq2seq", batch_shapes=250)
     huggingface_head = "ForConditionalGeneration"
+
+    def __init__(self, config: DenoiseConfig, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        self.bos = decoder_start_id(tokenizer, config.decoder_start)
 
     def examples(self, data: TokenStore, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
         if length < 2:

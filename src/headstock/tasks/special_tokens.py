@@ -5,6 +5,7 @@ B rows, T tokens.
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import Literal
 
 import numpy as np
 import torch
@@ -25,6 +26,15 @@ def bos_id(tokenizer: Tokenizer, role: str) -> int:
         if token is not None:
             return token
     raise UserError("this tokenizer has no special token to start a text with (<sos>, [CLS] or EOS)")
+
+
+def decoder_start_id(tokenizer: Tokenizer, role: Literal["bos", "pad"]) -> int:
+    """The token that starts the decoder's input: T5 uses its padding token."""
+    if role == "bos":
+        return bos_id(tokenizer, "start")
+    if tokenizer.pad is None:
+        raise UserError("task.decoder_start: this tokenizer has no padding token")
+    return tokenizer.pad
 
 
 def separator_id(tokenizer: Tokenizer) -> int:

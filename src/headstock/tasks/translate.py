@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headstock.config import added
 from headstock.data.parallel import SOURCE, TARGET, read_parallel
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
@@ -32,6 +33,7 @@ from headstock.tasks.labelled import (
     RowMetrics,
     row_locations,
 )
+from headstock.tasks.special_tokens import decoder_start_id
 from headstock.tasks.text_metrics import bleu, bleu_counts, chrf, chrf_counts, sacrebleu_signatures
 
 MIN_LIMIT = 32  # tokens that any translation may have
@@ -46,6 +48,7 @@ class TranslateConfig:
     long: Literal["cut", "refuse"] = "cut"  # sentences that are longer than a row
     two_tokenizers: bool = False  # separate source and target tokenizers for a model from a preset
     validate_bleu: bool = False  # select the best checkpoint by the BLEU of greedy translations instead of the loss
+    decoder_start: Literal["bos", "pad"] = added("bos")  # the first token of a translation
 
     def __post_init__(self) -> None:
         problems = []
@@ -86,6 +89,7 @@ class Translate(LabelledTask):
     lens = "token"
     needs_encoder_decoder = True
     is_language_model = True
+    pretraining_objective = "denoise"
     can_ensemble = False
     can_freeze_backbone = False
     reuses_head = True
@@ -109,6 +113,7 @@ class Translate(LabelledTask):
         if config.two_tokenizers and tokenizer.source_tokenizer is None:
             raise UserError("task.two_tokenizers: the pretrained run has one tokenizer for both sides")
         self.eos, self.source_eos = tokenizer.eos, self.source_tokenizer.eos
+        self.bos = decoder_start_id(tokenizer, config.decoder_start)
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
         return {"token": LMHead(backbone)}

@@ -115,12 +115,16 @@ def source_settings(source: RunFolder) -> Tree:
     """The settings that a run takes over from the run it starts from: all but its text and its length."""
     tree = source.config()
     if "transfer" in tree:
-        raise UserError(f"{source}: is a fine-tuned run and cannot be pretrained further")
+        objective = TASKS.get(tree["task"]["name"]).pretraining_objective
+        if objective is None or "imported" not in source.data():
+            raise UserError(f"{source}: is a fine-tuned run and cannot be pretrained further")
+        del tree["transfer"]
+        tree = merge_objective(tree, {"task": {"name": objective}})
     source.check_weights_exist()
     del tree["data"]
     for length in RUN_LENGTHS:
         tree["train"].pop(length)
-    tree["tokenizer"] |= {"file": str(source.tokenizer_file)}
+    tree["tokenizer"] = tree.get("tokenizer", {}) | {"file": str(source.tokenizer_file)}
     return tree
 
 
@@ -230,6 +234,7 @@ def source_tree(source: RunFolder, task: str) -> Tree:
         model = config_from_transformer(model)
     bos_role = task_settings.get("opening") or TASKS.get(task_settings["name"]).bos_role
     special = {"opening": bos_role, "closed": task_settings.get("closed", False)}
+    special |= {"decoder_start": task_settings["decoder_start"]} if "decoder_start" in task_settings else {}
     names = setting_names(labelled_task(task).Config)
     return {
         "model": model,

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
@@ -108,6 +109,8 @@ def read_legacy_files(folder: Path) -> Tokenizer:
     settings = read_settings(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     if (folder / "source.spm").is_file():
         return marian_tokenizer(folder, settings)
+    if (folder / "spiece.model").is_file() and read_settings(folder / "config.json").get("model_type") == "t5":
+        return t5_tokenizer(folder / "spiece.model", settings)
     if (folder / "vocab.txt").is_file():
         return with_eos(wordpiece(folder / "vocab.txt", settings))
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
@@ -175,3 +178,16 @@ def marian_tokenizer(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
     ]
     sides[0].source_tokenizer = sides[1]
     return sides[0]
+
+
+def t5_tokenizer(file: Path, settings: Mapping[str, Any]) -> Tokenizer:
+    """A T5 tokenizer: a SentencePiece model, then the sentinels from the last to the first."""
+    model = file.read_bytes()
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    pieces = [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
+    pieces += [f"<extra_id_{number}>" for number in reversed(range(settings.get("extra_ids", 100)))]
+    roles = {"pad": processor.pad_id(), "eos": processor.eos_id(), "unk": processor.unk_id()}
+    if missing := [role for role, number in roles.items() if number < 0]:
+        raise UserError(f"{file}: has no {' and no '.join(missing)} token, which a T5 model needs")
+    roles |= {"bos": roles["pad"], "mask": pieces.index("<extra_id_0>")}
+    return Tokenizer(SentencePieceBackend(pieces, roles, model, kind="sentencepiece"))

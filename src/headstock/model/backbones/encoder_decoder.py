@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
+from headstock.config import added
 from headstock.errors import ConfigError
 from headstock.model.backbone import BACKBONES, Backbone, non_positive
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
@@ -22,8 +23,10 @@ class EncoderDecoderConfig(BlockConfig):
     context: int = 256  # maximum length of source and target rows
     depth: int = 4  # of the decoder
     encoder_depth: int | None = None  # None: the same as the decoder's
-    positions: Literal["sinusoidal", "learned", "rotary", "none"] = "learned"  # none: an ablation
+    positions: Literal["sinusoidal", "learned", "rotary", "relative", "none"] = "learned"  # none: an ablation
     rotary_base: float = ROTARY_BASE
+    relative_buckets: int = added(32)  # relative: a learned bias per head for each bucket of distances, as in T5
+    relative_distance: int = added(128)  # relative: distances from here on share one bucket
     tied: bool = True  # the language-model head shares the weight of the target embedding
     shared: bool = True  # source and target share one embedding if they have the same vocabulary
     embed_scale: bool = False  # multiply embeddings by sqrt(width)

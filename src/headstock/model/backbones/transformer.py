@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from headstock.config import added
 from headstock.errors import ConfigError
 from headstock.kernels.attention import supports_varlen
 from headstock.kernels.backends import compute_dtype
@@ -14,8 +15,8 @@ from headstock.model.attention_mask import AttentionMask, make_attention_mask, p
 from headstock.model.backbone import BACKBONES, Backbone, non_positive
 from headstock.model.batch import Batch, DecodingState, Output
 from headstock.model.kv_cache import KVCache
-from headstock.model.layers import Block, BlockConfig, Dropout, Rotation, make_norm
-from headstock.model.positions import ROTARY_BASE, rotary_angles, sinusoids
+from headstock.model.layers import GATED, Block, BlockConfig, Dropout, Rotation, make_norm
+from headstock.model.positions import ROTARY_BASE, relative_position_buckets, rotary_angles, sinusoids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +24,10 @@ class TransformerConfig(BlockConfig):
     vocabulary: int
     context: int = 256  # maximum row length
     depth: int = 4
-    positions: Literal["sinusoidal", "learned", "rotary", "none"] = "learned"  # none: an ablation
+    positions: Literal["sinusoidal", "learned", "rotary", "relative", "none"] = "learned"  # none: an ablation
     rotary_base: float = ROTARY_BASE  # rotary frequencies are powers of 1 / base
+    relative_buckets: int = added(32)  # relative: a learned bias per head for each bucket of distances, as in T5
+    relative_distance: int = added(128)  # relative: distances from here on share one bucket
     tied: bool = True  # the language-model head shares the weight of the token embedding
     segments: int = 0  # number of segment ids (BERT: 2)
     embed_scale: bool = False  # multiply embeddings by sqrt(width)
@@ -45,8 +48,13 @@ class TransformerConfig(BlockConfig):
             problems.append(("width", f"{self.width} must be a multiple of heads {self.heads}"))
         elif not problems and self.positions == "rotary" and self.width // self.heads % 2:
             problems.append(("width", f"rotary positions need an even head width, not {self.width // self.heads}"))
-        if self.feed_activation == "outer" and self.activation == "swiglu":
-            problems.append(("feed_activation", "outer needs an activation without a gate, not swiglu"))
+        if self.feed_activation == "outer" and self.activation in GATED:
+            problems.append(("feed_activation", f"outer needs an activation without a gate, not {self.activation}"))
+        if self.relative_buckets < 4 or self.relative_buckets % 4:
+            problems.append(("relative_buckets", f"must be a multiple of 4, not {self.relative_buckets}"))
+        elif self.relative_distance <= self.relative_buckets // 2:
+            minimum = self.relative_buckets // 2 + 1
+            problems.append(("relative_distance", f"must be {minimum} or more, not {self.relative_distance}"))
         if problems:
             raise ConfigError(problems)
 
@@ -68,6 +76,7 @@ class Transformer(Backbone):
         self.width, self.depth, self.causal, self.context = c.width, c.depth, c.causal, c.context
         self.tokens = nn.Embedding(c.vocabulary, c.width)
         self.positions = nn.Embedding(c.context, c.width) if c.positions == "learned" else None
+        self.relative = nn.Embedding(c.relative_buckets, c.heads) if c.positions == "relative" else None
         self.segments = nn.Embedding(c.segments, c.width) if c.segments else None
         self.embed_norm = make_norm(c) if c.embed_norm else None
         self.dropout = Dropout(c.dropout)
@@ -134,6 +143,10 @@ class Transformer(Backbone):
             mask = self.attention_mask(batch, x, varlen=query_positions is None)
         else:
             mask, memory_padding = state.mask(length), state.source_padding(memory_padding)
+        if self.relative is not None:
+            # documents of a packed row are apart in the mask, so indices in the row have the same distances
+            index = torch.arange(longest, device=x.device)
+            mask = mask.with_bias(self.relative_bias(index if state is None else positions, index))
         memory_mask = AttentionMask(padding_mask(memory_padding)) if self.config.cross else None
         layers = [x]
         for i, block in enumerate(self.blocks):
@@ -159,7 +172,7 @@ class Transformer(Backbone):
     def attention_mask(self, batch: Batch, x: Tensor, *, varlen: bool) -> AttentionMask:
         """Boundaries of documents for a varlen kernel, if one applies and no attention hook needs a mask."""
         hooked = any(block.attention.hook is not None for block in self.blocks)  # type: ignore[union-attr]
-        varlen = varlen and batch.cu_seqlens is not None and not hooked
+        varlen = varlen and batch.cu_seqlens is not None and not hooked and self.relative is None
         varlen = varlen and supports_varlen(x, self.width // self.config.heads)
         return make_attention_mask(batch, causal=self.causal, varlen=varlen)
 
@@ -199,6 +212,14 @@ class Transformer(Backbone):
         if positions.dim() == 2:
             positions = positions[:, None]  # (B, T) -> (B, 1, T), shared by all heads
         return cosine[positions], sine[positions]
+
+    def relative_bias(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """(B or 1, H, T, S): the bias for positions of queries (T,) or (B, T) and of keys (S,)."""
+        assert self.relative is not None
+        c, distance = self.config, keys - queries[..., None]  # (T, S) or (B, T, S)
+        sizes = {"buckets": c.relative_buckets, "longest": c.relative_distance}
+        bias = self.relative(relative_position_buckets(distance, **sizes, bidirectional=not self.causal))
+        return (bias if bias.dim() == 4 else bias[None]).permute(0, 3, 1, 2)  # (B or 1, T, S, H) -> (B or 1, H, T, S)
 
     def cross_key_value(
         self, block: Any, layer: int, memory: Tensor | None, state: KVCache | None

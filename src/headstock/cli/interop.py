@@ -19,7 +19,7 @@ def export(
     common: Common,
     run: RunPath,
     folder: Annotated[Path | None, typer.Argument(help="Folder to create; optional with --push.")] = None,
-    to: Annotated[str, "huggingface, onnx or lab."] = "huggingface",
+    to: Annotated[str, "huggingface, onnx, gguf or lab."] = "huggingface",
     int8: Annotated[bool, "With onnx: also write an int8 model."] = False,
     measure: Annotated[Path | None, "With --int8: labelled file on which to measure its accuracy."] = None,
     embedding: Annotated[bool, "With onnx: export text embeddings instead of the run's head."] = False,
@@ -28,7 +28,7 @@ def export(
     private: Annotated[bool, "With --push: make a new repository private."] = False,
     dry_run: Annotated[bool, "With --push: list the files instead of uploading them."] = False,
 ) -> dict[str, Any]:
-    """Export a run to Hugging Face, ONNX Runtime or the course lab.
+    """Export a run to Hugging Face, ONNX Runtime, llama.cpp (GGUF) or the course lab.
 
     Example: headstock export runs/reviews --to huggingface reviews-hf
     """

@@ -1,4 +1,4 @@
-"""Import and export of models: Hugging Face folders, ONNX and the course lab's checkpoints."""
+"""Import and export of models: Hugging Face folders, ONNX, GGUF and the course lab's checkpoints."""
 
 import tempfile
 from collections.abc import Mapping
@@ -12,14 +12,15 @@ from headstock.io import FolderLayout, check_inputs, check_replaceable
 if TYPE_CHECKING:
     from headstock.train.run_folder import RunFolder
 
-FORMATS = ("huggingface", "onnx", "lab")
+FORMATS = ("huggingface", "onnx", "gguf", "lab")
 MARKER = "headstock.json"  # identifies an export whose other files do not
 # every file an export may contain: a folder with any other file is not replaced
 HUGGINGFACE = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json")
 TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
 ONNX = ("model.onnx", "model.onnx.data", "model_int8.onnx", "model.json")
 LAB = ("model.pt", "dict.txt", "sentencepiece.model", MARKER)
-LAYOUT: FolderLayout = dict.fromkeys((*HUGGINGFACE, *TOKENIZER, *ONNX, *LAB, "README.md"))
+GGUF = ("model.gguf", MARKER)
+LAYOUT: FolderLayout = dict.fromkeys((*HUGGINGFACE, *TOKENIZER, *ONNX, *LAB, *GGUF, "README.md"))
 
 
 def export_run(
@@ -88,6 +89,10 @@ def write_export(
 
         file = None if measure is None else Path(measure)
         return export_onnx(source, target, int8=int8, measure=file, embedding=embedding)
+    if to == "gguf":
+        from headstock.interop.gguf import export_gguf
+
+        return export_gguf(source, target)
     if to == "lab":
         from headstock.interop.lab import export_lab
 

@@ -12,12 +12,13 @@ import typer
 
 from headstock.cli.command import Common, command
 from headstock.cli.input_files import check_text_source, load, read_utf8
-from headstock.cli.options import Columns, Documents, Int8, RunPath, SkipBlank
+from headstock.cli.options import Calibrated, Columns, Documents, Int8, RunPath, SkipBlank
 from headstock.cli.prompt_options import PromptOptions, with_prompt
 from headstock.errors import UserError
 
 logger = logging.getLogger(__name__)
 
+SHOWN_COVERAGES = (50, 70, 80, 90, 100)  # percent
 EXCERPT_CHARACTERS = 60  # shown on each side of an answer
 SORTED_TEXTS = 512  # texts that are sorted by length and translated together
 
@@ -36,6 +37,7 @@ def evaluate(
     rows: Annotated[int | None, "Minimal pairs: at most this many per file."] = None,
     pseudo: Annotated[bool, "Minimal pairs: score each token given all others."] = False,
     out: Annotated[Path | None, "Minimal pairs: write each pair and its scores to this .jsonl file."] = None,
+    calibrated: Calibrated = False,
     int8: Int8 = False,
     **prompting: Unpack[PromptOptions],
 ) -> dict[str, Any]:
@@ -52,7 +54,7 @@ def evaluate(
             raise UserError(f"{option} is only for --minimal-pairs")
     if out is not None and out.suffix != ".jsonl":
         raise UserError(f"--out {out}: must end in .jsonl")
-    pipeline = with_prompt(load(run, device=common.device, int8=int8), prompting)
+    pipeline = with_prompt(load(run, device=common.device, int8=int8, calibrated=calibrated), prompting)
     if prompting["prompt"] and not file:
         raise UserError("--prompt needs a file of labelled rows to measure on")
     labelled = is_labelled(pipeline.task)
@@ -72,7 +74,7 @@ def evaluate(
             metrics = pipeline.minimal_pairs(file or (), write=write, **options)
     elif is_labelled(pipeline.task):
         names = columns.names(main=pipeline.task.input_column)
-        metrics = pipeline.evaluate(file or (), columns=names, skip_blank=skip_blank)
+        metrics = pipeline.evaluate(file or (), columns=names, skip_blank=skip_blank, details=True)
         if skipped := metrics.get("skipped_rows"):
             log_skipped(metrics["file"], skipped)
         for line in labelled_metric_lines(metrics["file"], metrics):
@@ -80,6 +82,8 @@ def evaluate(
         printed = {"loss", "rows", "file", "majority", "majority_class", "skipped_rows"}
         printed |= set(score_names(metrics))
         for line in metric_lines({name: value for name, value in metrics.items() if name not in printed}):
+            common.show(line)
+        for line in calibration_lines(metrics):
             common.show(line)
         return {"metrics": metrics}
     else:
@@ -111,7 +115,7 @@ def metric_lines(metrics: dict[str, Any]) -> Iterator[str]:
     """One line per metric, with its confidence interval if it has one."""
     intervals = metrics.get("intervals", {})
     for name, value in metrics.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict | list):
             continue
         low, high = intervals.get(name, (None, None))
         interval = f"  (95%: {low:.4f} to {high:.4f})" if low is not None else ""
@@ -124,6 +128,20 @@ def metric_lines(metrics: dict[str, Any]) -> Iterator[str]:
             yield f"  {group['accuracy']:.4f}  {interval}  {group['rows']:6,d}  {name}"
 
 
+def calibration_lines(metrics: dict[str, Any]) -> Iterator[str]:
+    """The accuracy of the most confident predictions, and the metrics before calibration."""
+    if curve := metrics.get("risk_coverage", {}).get("curve"):
+        points = [point for point in curve if round(100 * point["coverage"]) in SHOWN_COVERAGES] or curve[-1:]
+        parts = ", ".join(f"{point['coverage']:.0%}: {point['accuracy']:.1%}" for point in reversed(points))
+        yield f"accuracy of the most confident predictions, by coverage: {parts}"
+    if "uncalibrated" in metrics:
+        before = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in metrics["uncalibrated"].items())
+        yield f"before calibration: {before}"
+    if "loss_change_interval" in metrics:
+        low, high = metrics["loss_change_interval"]
+        yield f"calibration changes the loss by {metrics['loss_change']:+.4f} (95%: {low:+.4f} to {high:+.4f})"
+
+
 @command("Use a run", writes=lambda options: [options["out"]])
 def predict(
     common: Common,
@@ -134,10 +152,15 @@ def predict(
     out: Annotated[Path | None, "Write one prediction per row to this .jsonl, .csv or .tsv file."] = None,
     with_: Annotated[str | None, "Columns of the file to copy to each prediction, such as id,text."] = None,
     skip_blank: SkipBlank = False,
+    calibrated: Calibrated = False,
+    abstain_below: Annotated[float | None, "Leave the class empty where it is less probable than this."] = None,
+    coverage: Annotated[float | None, "Abstain so that this share of rows is predicted, such as 0.9."] = None,
     int8: Int8 = False,
     **prompting: Unpack[PromptOptions],
 ) -> dict[str, Any]:
     """Predict classes, tags or answers with a fine-tuned run, or classes with a prompted language model.
+
+    `--coverage` abstains below the confidence that this share of the run's calibration rows reaches.
 
     Example: headstock predict reviews-en --prompt "{text} It was [MASK]." --label-words neg=bad,pos=good "What a film!"
     Example: headstock predict runs/tagger --file test.conll --out predictions.jsonl
@@ -149,7 +172,14 @@ def predict(
     check_text_source(text, file)
     check_suffix(out)
     copied = [name.strip() for name in (with_ or "").split(",") if name.strip()]
-    pipeline = with_prompt(load(run, device=common.device, int8=int8), prompting)
+    if abstain_below is not None and coverage is not None:
+        raise UserError("give --abstain-below or --coverage, not both")
+    if abstain_below is not None and not 0 < abstain_below <= 1:
+        raise UserError(f"--abstain-below {abstain_below}: must be above 0 and at most 1")
+    pipeline = with_prompt(load(run, device=common.device, int8=int8, calibrated=calibrated), prompting)
+    if coverage is not None:
+        abstain_below = pipeline.confidence_at(coverage)
+        logger.info(f"abstains below a confidence of {abstain_below:.3f} ({coverage:.0%} of the calibration rows)")
     task = pipeline.labelled_task()
     names = columns.names(main=task.input_column)
     source = file or "-"
@@ -162,12 +192,12 @@ def predict(
     else:
         records = pipeline.read_numbered_rows(source, columns=names, skipped=skipped)
         rows = inputs.track_records(records) if isinstance(records, Records) else inputs.track(records)
-    predictions, count = [], 0
+    predictions, count, abstained = [], 0, 0
     with ExitStack() as stack:
         write = stack.enter_context(open_prediction_file(out)) if out else None
-        for prediction in pipeline.iter_predictions(rows):
+        for prediction in pipeline.iter_predictions(rows, abstain_below=abstain_below):
             row = inputs.merge(prediction)
-            count += 1
+            count, abstained = count + 1, abstained + prediction.get("abstained", False)
             if write is not None:
                 write(row)
             else:
@@ -179,6 +209,8 @@ def predict(
         log_skipped(source, blank)
     if out is not None:
         common.show(f"{out}: {count:,} predictions")
+    if abstain_below is not None:
+        logger.info(f"abstained from {abstained:,} of {count:,} rows")
     return {"predictions": predictions} | ({"skipped_rows": blank} if skip_blank else {})
 
 

@@ -186,5 +186,10 @@ def add_error_analysis(run: RunFolder, *, device: str = "auto") -> None:
     data = task.prepare(rows)
     length = sequence_length(pipeline.model, pipeline.config.train)
     attribute = attribution_for(pipeline.model, task, data, length=length)
-    if analysis := task.error_analysis(rows, data, pipeline.outputs(data), attribute=attribute):
+    outputs = pipeline.outputs(data)
+    if analysis := task.error_analysis(rows, data, outputs, attribute=attribute):
+        if (calibration := run.calibration()) is not None:
+            confidences = task.confidences(data, list(calibration.scaled(np.stack(outputs))))
+            fit = {"temperature": calibration.temperature, "rows": calibration.rows}
+            analysis["calibrated"] = (reliability(*confidences) if confidences else {}) | fit
         run.write_results(run.results() | {"details": analysis})

@@ -4,31 +4,41 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headstock.data.corpus import read_corpus
 from headstock.data.records import Records
 from headstock.data.token_store import TokenStore, build_store
 from headstock.errors import UserError
 from headstock.inference.inputs import resolve_columns
+from headstock.intervals import WeightedMetric, macro_f1, weighted_interval
 from headstock.logs import muted
 from headstock.model.model import Model
 from headstock.tasks.base import Task
-from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.labelled import LabelledTask, metric_value
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import evaluate
-from headstock.train.labelled_data import read_splits, require_labels
+from headstock.train.labelled_data import LabelledSplits, read_splits, require_labels
 from headstock.train.pretrain import reopen_stores
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig
 
 BATCH_SIZE = 16
+CALIBRATION_METRICS = ("loss", "ece", "brier")
+
+
+def reopen_splits(run: RunFolder, config: RunConfig, task: LabelledTask, *, hint: str) -> LabelledSplits:
+    """The rows of a run, which must be those it was trained on; `hint` says what to do otherwise."""
+    with muted():
+        splits = read_splits(config.data, type(task), task.config, seed=config.train.seed)
+    if splits.fingerprint() != run.data()["fingerprint"]:
+        raise UserError(f"{run}: its labelled files have changed since training; {hint}")
+    return splits
 
 
 def held_out_records(run: RunFolder, config: RunConfig, task: LabelledTask) -> Records:
     """The run's test rows, or if it has none its validation rows."""
-    with muted():
-        splits = read_splits(config.data, type(task), task.config, seed=config.train.seed)
-    if splits.fingerprint() != run.data()["fingerprint"]:
-        raise UserError(f"{run}: its labelled files have changed since training; pass the file to evaluate on")
+    splits = reopen_splits(run, config, task, hint="pass the file to evaluate on")
     return splits.test if splits.test is not None and splits.test.has_labels else splits.valid
 
 
@@ -46,6 +56,31 @@ def labelled_records(
     names = resolve_columns(config, files[0], columns)
     records = task.read_file(files[0], config=task.config, columns=names, skip_blank=skip_blank)
     return require_labels(records, task.target, "to measure by")
+
+
+def uncalibrated_metrics(
+    task: LabelledTask, data: Any, raw: Sequence[np.ndarray], calibrated: Sequence[np.ndarray]
+) -> dict[str, Any]:
+    """The metrics before calibration, and by how much it changes the loss, with a 95% interval over the rows."""
+    thresholds, task.thresholds = task.thresholds, ()
+    metrics = {name: metric_value(values) for name, values in task.row_metrics(data, raw).items()}
+    if (classes := task.true_and_predicted(data, raw)) is not None:
+        metrics["macro_f1"] = macro_f1(*classes)
+    metrics |= {name: value for name, value in task.extra_metrics(data, raw).items() if name in CALIBRATION_METRICS}
+    task.thresholds = thresholds
+    result: dict[str, Any] = {"uncalibrated": metrics}
+    if not task.multilabel:
+        rows = np.arange(len(data.labels))
+        before, after = (np.log(np.maximum(np.stack(part)[rows, data.labels], 1e-12)) for part in (raw, calibrated))
+        change = before - after
+
+        def mean(weights: np.ndarray) -> np.ndarray:
+            return weights @ change / weights.sum(1)
+
+        if (estimate := weighted_interval(WeightedMetric(mean, len(rows), bounds=(-np.inf, np.inf)))) is not None:
+            result["loss_change"] = estimate.mean
+            result["loss_change_interval"] = [estimate.low, estimate.high]
+    return result
 
 
 def evaluation_store(

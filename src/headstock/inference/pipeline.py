@@ -15,9 +15,15 @@ from headstock.decoding.batching import tokenizer_threads
 from headstock.decoding.beam_search import check_beams
 from headstock.decoding.fill_mask import FilledText, MaskFiller
 from headstock.decoding.sampling import Sampling, suppressed_tokens
-from headstock.errors import UserError, WorkError
+from headstock.errors import UserError, WorkError, shell_quote
 from headstock.inference.embed import embed, resolve_pooling
-from headstock.inference.evaluation import evaluate_store, evaluation_store, held_out_records, labelled_records
+from headstock.inference.evaluation import (
+    evaluate_store,
+    evaluation_store,
+    held_out_records,
+    labelled_records,
+    uncalibrated_metrics,
+)
 from headstock.inference.generate import Generated, sample_texts, search_texts
 from headstock.inference.inputs import (
     describe_value,
@@ -45,6 +51,8 @@ from headstock.kernels.int8 import quantize_int8
 from headstock.model.layer_features import check_layers, feature_width
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Task
+from headstock.tasks.calibration import Calibration, decision_scores, risk_coverage
+from headstock.tasks.error_analysis import reliability
 from headstock.tasks.labelled import LabelledTask, is_labelled
 from headstock.tasks.special_tokens import special_tokens_for
 from headstock.tasks.translate import Translate
@@ -60,10 +68,11 @@ from headstock.train.settings import RunConfig, make_config
 logger = logging.getLogger(__name__)
 
 
-def load(run: str | Path, *, device: str = "auto", int8: bool = False) -> "Pipeline":
+def load(run: str | Path, *, device: str = "auto", int8: bool = False, calibrated: bool = False) -> "Pipeline":
     """Load a finished run for inference.
 
-    With `int8` linear layers run in 8 bits on the CPU: about twice as fast, with slightly different outputs.
+    With `int8` linear layers run in 8 bits on the CPU: about twice as fast, with slightly different outputs. With
+    `calibrated` class probabilities are scaled and decided as the run's calibration says.
     """
     folder = open_run(run)
     config, tokenizer = make_config(folder.config()), folder.tokenizer()
@@ -78,14 +87,31 @@ def load(run: str | Path, *, device: str = "auto", int8: bool = False) -> "Pipel
         models.append(model.to(target).eval())
         if int8:
             quantize_int8(model)
-    return Pipeline(folder, config, tokenizer, models, task)
+    return Pipeline(folder, config, tokenizer, models, task, require_calibration(folder) if calibrated else None)
+
+
+def require_calibration(run: RunFolder) -> Calibration:
+    if (calibration := run.calibration()) is None:
+        raise UserError(f"{run}: is not calibrated; fit it with headstock calibrate {shell_quote(run.path)}")
+    return calibration
 
 
 class Pipeline:
     """A model with its tokenizer and task. What it can do depends on what it was trained for."""
 
-    def __init__(self, run: RunFolder, config: RunConfig, tokenizer: Tokenizer, models: list[Model], task: Task):
+    def __init__(
+        self,
+        run: RunFolder,
+        config: RunConfig,
+        tokenizer: Tokenizer,
+        models: list[Model],
+        task: Task,
+        calibration: Calibration | None = None,
+    ):
         self.run, self.config, self.tokenizer, self.task = run, config, tokenizer, task
+        self.calibration = calibration
+        if calibration is not None:
+            self.classification_task().thresholds = calibration.thresholds
         self.models, self.model = models, models[0]  # several for an ensemble
 
     @property
@@ -249,23 +275,50 @@ class Pipeline:
 
     # Labelled tasks
 
-    def predict(self, rows: str | Iterable[Any]) -> list[dict[str, Any]]:
+    def predict(self, rows: str | Iterable[Any], *, abstain_below: float | None = None) -> list[dict[str, Any]]:
         """The task's prediction for each row: a class, the tags of words, the answer to a question.
 
         A row is a text; for pairs `(text, text_b)`, for tags a list of words or a text, for answers
-        `{"question": ..., "context": ...}`.
+        `{"question": ..., "context": ...}`. A class that is less probable than `abstain_below` is left empty.
         """
-        return list(self.iter_predictions(rows))
+        return list(self.iter_predictions(rows, abstain_below=abstain_below))
 
-    def iter_predictions(self, rows: str | Iterable[Any] | Records) -> Iterator[dict[str, Any]]:
+    def iter_predictions(
+        self, rows: str | Iterable[Any] | Records, *, abstain_below: float | None = None
+    ) -> Iterator[dict[str, Any]]:
         """The predictions one by one, for any number of rows; later rows are tokenized while the model runs."""
-        return self.predict_with(self.labelled_task(), rows)
+        if abstain_below is None:
+            return self.predict_with(self.labelled_task(), rows)
+        return self.predict_with(self.abstention_task(), rows, abstain_below=abstain_below)
 
-    def predict_with(self, task: LabelledTask, rows: str | Iterable[Any] | Records) -> Iterator[dict[str, Any]]:
+    def predict_with(
+        self, task: LabelledTask, rows: str | Iterable[Any] | Records, *, abstain_below: float | None = None
+    ) -> Iterator[dict[str, Any]]:
         """Predictions of the run's task with other settings."""
         rows = rows if isinstance(rows, Records) else iter_rows(rows, task)
         for data in prepare_ahead(rows, task, self.model.device):
-            yield from task.predictions(data, self.outputs(data))
+            outputs = self.outputs(data)
+            predictions = task.predictions(data, outputs)
+            if abstain_below is None:
+                yield from predictions
+                continue
+            confidence = decision_scores(np.stack(outputs), task.thresholds).max(1)
+            for prediction, abstained in zip(predictions, (confidence < abstain_below).tolist(), strict=True):
+                yield prediction | ({task.target: ""} if abstained else {}) | {"abstained": abstained}
+
+    def abstention_task(self) -> LabelledTask:
+        """The run's task, if it predicts one class for each row and so has one confidence."""
+        if (task := self.classification_task()).multilabel:
+            raise UserError(f"{self.run}: predicts any number of classes for a row, so it cannot abstain from a row")
+        return task
+
+    def confidence_at(self, coverage: float) -> float:
+        """The confidence that this share of the calibration rows reaches, for `abstain_below`."""
+        if not 0 < coverage <= 1:
+            raise UserError(f"coverage {coverage}: must be above 0 and at most 1")
+        self.abstention_task()
+        calibration = self.calibration or require_calibration(self.run)
+        return calibration.confidence_at(coverage, calibrated=self.calibration is not None)
 
     def read_rows(self, file: str | Path, *, columns: dict[str, str] | None = None) -> Iterable[Any] | Records:
         """The input of `iter_predictions` from a file, or from standard input (`-`)."""
@@ -355,10 +408,16 @@ class Pipeline:
         return PromptedPipeline(self, settings, names, examples)
 
     def outputs(self, data: Any) -> list[np.ndarray]:
-        """The task's raw outputs for prepared rows, averaged over the models of an ensemble."""
+        """The task's outputs for prepared rows, averaged over the models of an ensemble, and calibrated if they are."""
+        return self.calibrated(self.raw_outputs(data))
+
+    def raw_outputs(self, data: Any) -> list[np.ndarray]:
         task, dtype = self.labelled_task(), self.config.train.dtype
         outputs = [model_outputs(model, task, data, length=self.length, dtype=dtype) for model in self.models]
         return self.check_finite(ensemble_mean(outputs))
+
+    def calibrated(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
+        return outputs if self.calibration is None or not outputs else list(self.calibration.scaled(np.stack(outputs)))
 
     def check_finite(self, values: Iterable[np.ndarray]) -> list[np.ndarray]:
         """Raise for NaN and infinity; minus infinity is valid, as the score of what is excluded."""
@@ -398,14 +457,16 @@ class Pipeline:
         documents: str = "auto",
         columns: dict[str, str] | None = None,
         skip_blank: bool = False,
+        details: bool = False,
     ) -> dict[str, Any]:
         """The task's metrics on a corpus or a labelled file; by default on the run's held-out data.
 
-        `columns` are by default the run's own; for a corpus {"text": ...} names the column of a table.
+        `columns` are by default the run's own; for a corpus {"text": ...} names the column of a table. With `details`
+        the reliability diagram and the risk-coverage curve of a classifier are included.
         """
         if is_labelled(self.task):
             files = [corpus] if isinstance(corpus, str | Path) else list(corpus)
-            return self.evaluate_rows(files, columns, skip_blank=skip_blank)
+            return self.evaluate_rows(files, columns, skip_blank=skip_blank, details=details)
         column = (columns or {}).get("text")
         store = evaluation_store(self.run, self.config, self.task, corpus, documents=documents, column=column)
         metrics = evaluate_store(self.model, self.task, store, length=self.length, dtype=self.config.train.dtype)
@@ -413,7 +474,12 @@ class Pipeline:
         return metrics
 
     def evaluate_rows(
-        self, files: Sequence[str | Path], columns: dict[str, str] | None, *, skip_blank: bool = False
+        self,
+        files: Sequence[str | Path],
+        columns: dict[str, str] | None,
+        *,
+        skip_blank: bool = False,
+        details: bool = False,
     ) -> dict[str, Any]:
         """The metrics of a labelled task with their confidence intervals."""
         task = self.labelled_task()
@@ -422,8 +488,15 @@ class Pipeline:
         )
         task.check(records)
         data = task.prepare(records)
-        skipped = {"skipped_rows": records.skipped} if records.skipped else {}
-        return metrics_with_intervals(task, data, self.outputs(data)) | skipped | {"file": records.source}
+        raw = self.raw_outputs(data)
+        outputs = self.calibrated(raw)
+        metrics = metrics_with_intervals(task, data, outputs)
+        if self.calibration is not None:
+            metrics |= uncalibrated_metrics(task, data, raw, outputs)
+        metrics |= {"skipped_rows": records.skipped} if records.skipped else {}
+        if details and (confidences := task.confidences(data, outputs)) is not None:
+            metrics |= {"reliability": reliability(*confidences), "risk_coverage": risk_coverage(*confidences)}
+        return metrics | {"file": records.source}
 
     def held_out(self) -> Records:
         """The run's test rows, or if it has none its validation rows."""

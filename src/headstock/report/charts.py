@@ -353,8 +353,8 @@ def predicted_against_true(true: list[float], predicted: list[float], style: Arm
     return make_figure(paint, SMALL, 270)
 
 
-def reliability(bins: Rows, style: ArmStyle, item: str) -> "Figure":
-    """Accuracy by confidence, above the number of predictions in each bin."""
+def reliability(bins: Rows, style: ArmStyle, item: str, *, calibrated: Rows | None = None) -> "Figure":
+    """Accuracy by confidence, above the number of predictions in each bin; `calibrated` bins as a second line."""
     filled = [row for row in bins if row["count"] and is_finite(row["confidence"]) and is_finite(row["accuracy"])]
 
     def paint(figure: "Figure") -> None:
@@ -362,6 +362,10 @@ def reliability(bins: Rows, style: ArmStyle, item: str) -> "Figure":
         low = min([row["low"] for row in filled], default=0.0)
         above.plot([low, 1], [low, 1], color=GRID, linewidth=1.2, linestyle=(0, (4, 3)))
         above.plot([row["confidence"] for row in filled], [row["accuracy"] for row in filled], **style.line)
+        if calibrated:
+            points = [(row["confidence"], row["accuracy"]) for row in calibrated if row["count"]]
+            above.plot(*zip(*points, strict=True), "--", color=RIGHT, marker="x", label="after temperature scaling")
+            above.legend(loc="best", fontsize=10)
         above.set_ylabel("accuracy")
         percent_axis(above.yaxis)
         above.grid()
@@ -380,6 +384,21 @@ def reliability(bins: Rows, style: ArmStyle, item: str) -> "Figure":
         percent_axis(below.xaxis)
 
     return make_figure(paint, SMALL, 350)
+
+
+def risk_coverage(curve: Rows, style: ArmStyle, item: str) -> "Figure":
+    """Accuracy of the most confident predictions by their share."""
+
+    def paint(figure: "Figure") -> None:
+        axes = figure.subplots()
+        axes.plot([row["coverage"] for row in curve], [row["accuracy"] for row in curve], **style.line)
+        axes.set_xlabel(f"coverage: share of {item}s that are predicted")
+        axes.set_ylabel("accuracy")
+        percent_axis(axes.xaxis)
+        percent_axis(axes.yaxis)
+        axes.grid()
+
+    return make_figure(paint, SMALL, 290)
 
 
 def confusion(matrix: list[list[int]], classes: list[str]) -> "Figure":

@@ -33,7 +33,8 @@ def describe(
         "nouns": nouns,
         "confusion": matrix or confusion_pairs(details, classes),
         "lengths": lengths(details.get("lengths") or {}, style, gallery, nouns),
-        "calibration": calibration(details.get("calibration") or {}, style, gallery, nouns),
+        "calibration": calibration(details, style, gallery, nouns),
+        "risk_coverage": risk_coverage(details.get("risk_coverage") or {}, style, gallery, nouns),
         "points": points(details.get("points") or {}, style, gallery),
         "mistakes": [mistake(row, max_text) for row in listed],
         "mistakes_left_out": max(0, len(mistakes) - MAX_MISTAKES),
@@ -96,13 +97,28 @@ def lengths(values: dict[str, Any], style: ArmStyle, gallery: Gallery, nouns: No
     }
 
 
-def calibration(values: dict[str, Any], style: ArmStyle, gallery: Gallery, nouns: Nouns) -> dict[str, Any] | None:
+def calibration(details: dict[str, Any], style: ArmStyle, gallery: Gallery, nouns: Nouns) -> dict[str, Any] | None:
+    """The reliability diagram; for a calibrated run also after temperature scaling."""
+    values, after = details.get("calibration") or {}, details.get("calibrated") or {}
     bins = values.get("bins") or []
     if not any(row.get("count") for row in bins):
         return None
     alt_text = f"{style.label}: accuracy by confidence; expected calibration error {percent(values.get('ece'))}"
-    figure = charts.reliability(bins, style, nouns.item)
-    return {"chart": gallery.embed(file_name("reliability", style.name), figure, alt_text), "ece": values.get("ece")}
+    figure = charts.reliability(bins, style, nouns.item, calibrated=after.get("bins"))
+    chart = gallery.embed(file_name("reliability", style.name), figure, alt_text)
+    return {"chart": chart, "ece": values.get("ece"), "after": after}
+
+
+def risk_coverage(values: dict[str, Any], style: ArmStyle, gallery: Gallery, nouns: Nouns) -> dict[str, Any] | None:
+    curve = values.get("curve") or []
+    if len(curve) < 2:
+        return None
+    half = min(curve, key=lambda row: abs(row["coverage"] - 0.5))
+    shares = f"{percent(curve[-1]['accuracy'])} of all, {percent(half['accuracy'])} of the most confident half"
+    alt_text = f"{style.label}: accuracy by coverage; {shares}"
+    figure = charts.risk_coverage(curve, style, nouns.item)
+    chart = gallery.embed(file_name("coverage", style.name), figure, alt_text)
+    return {"chart": chart, "aurc": values.get("aurc"), "shares": shares}
 
 
 def points(values: dict[str, Any], style: ArmStyle, gallery: Gallery) -> dict[str, Any] | None:

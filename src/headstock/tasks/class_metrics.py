@@ -16,10 +16,16 @@ Floats = NDArray[np.floating]
 MAX_AUROC_CLASSES = 200  # each class is ranked on its own
 
 
-def class_metrics(labels: Integers, probabilities: Floats) -> dict[str, WeightedMetric]:
-    """`mcc` and `auroc` of probabilities (N, C) for class ids (N,); `auroc` alone for labels (N, C) of 0 and 1."""
+def class_metrics(
+    labels: Integers, probabilities: Floats, predicted: Integers | None = None
+) -> dict[str, WeightedMetric]:
+    """`mcc` and `auroc` of probabilities (N, C) for class ids (N,); `auroc` alone for labels (N, C) of 0 and 1.
+
+    Without `predicted` class ids, the most probable class is predicted.
+    """
     classes = probabilities.shape[1]
-    metrics = {} if labels.ndim == 2 else {"mcc": mcc(labels, probabilities.argmax(1), classes)}
+    predicted = probabilities.argmax(1) if predicted is None else predicted
+    metrics = {} if labels.ndim == 2 else {"mcc": mcc(labels, predicted, classes)}
     return metrics | ({"auroc": auroc(labels, probabilities)} if classes <= MAX_AUROC_CLASSES else {})
 
 

@@ -24,6 +24,7 @@ from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.heads import ClassificationHead, pool, pooled_width
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS
+from headstock.tasks.calibration import calibration_metrics, decision_scores
 from headstock.tasks.class_labels import (
     ClassConfig,
     check_class_labels,
@@ -128,38 +129,50 @@ class Classify(PooledTextTask):
         return logits.sigmoid() if self.multilabel else logits.softmax(-1)
 
     def predictions(self, data: Any, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
-        return class_predictions(self.config, outputs)
+        return class_predictions(self.config, outputs, self.thresholds)
 
     def as_text(self, prediction: dict[str, Any]) -> str:
-        return f"{prediction['label']}\t{max(prediction['probabilities'].values()):.3f}"
+        label, probabilities = prediction["label"], prediction["probabilities"]
+        name = "(abstains)" if prediction.get("abstained") else label
+        return f"{name}\t{probabilities.get(label, max(probabilities.values())):.3f}"
+
+    def predicted_ids(self, probabilities: np.ndarray) -> np.ndarray:
+        """(N,) the class of the highest score after decision thresholds; (N, C) bool where multi-label."""
+        if self.multilabel:
+            return above_thresholds(probabilities, self.thresholds)
+        return decision_scores(probabilities, self.thresholds).argmax(1)
 
     # Metrics and error analysis
 
     def row_metrics(self, data: EncodedRows, outputs: Sequence[np.ndarray]) -> RowMetrics:
         probabilities, labels = np.stack(outputs), data.labels
         if not self.multilabel:
-            correct = probabilities.argmax(1) == labels
+            correct = self.predicted_ids(probabilities) == labels
             return {"accuracy": (correct.astype(float), np.ones(len(correct)))}
-        predicted, actual = probabilities > 0.5, labels.astype(bool)
+        predicted, actual = self.predicted_ids(probabilities), labels.astype(bool)
         correct = (predicted == actual).all(1)
         true_positives = 2.0 * (predicted & actual).sum(1)
         positives = (predicted.sum(1) + actual.sum(1)).astype(float)
         return {"accuracy": (correct.astype(float), np.ones(len(correct))), "micro_f1": (true_positives, positives)}
 
     def weighted_metrics(self, data: EncodedRows, outputs: Sequence[np.ndarray]) -> Mapping[str, WeightedMetric]:
-        return class_metrics(data.labels, np.stack(outputs)) if len(outputs) else {}
+        if not len(outputs):
+            return {}
+        probabilities = np.stack(outputs)
+        return class_metrics(data.labels, probabilities, self.predicted_ids(probabilities))
 
     def extra_metrics(self, data: EncodedRows, outputs: Sequence[np.ndarray]) -> dict[str, float]:
         probabilities = np.stack(outputs)
         if not self.multilabel:
-            return {"loss": mean_nll(probabilities, data.labels)}
-        predicted, actual = probabilities > 0.5, data.labels.astype(bool)
+            return {"loss": mean_nll(probabilities, data.labels), **calibration_metrics(data.labels, probabilities)}
+        predicted, actual = self.predicted_ids(probabilities), data.labels.astype(bool)
         true_positives, positives = (predicted & actual).sum(0), predicted.sum(0) + actual.sum(0)  # by class
         f1 = (2 * true_positives / np.maximum(1, positives))[positives > 0]
         clipped = np.clip(probabilities, MIN_PROBABILITY, 1 - MIN_PROBABILITY)
         return {
             "macro_f1": float(f1.mean()) if len(f1) else 0.0,
             "loss": float(-np.where(actual, np.log(clipped), np.log(1 - clipped)).mean()),
+            **calibration_metrics(data.labels, probabilities),
         }
 
     def true_and_predicted(
@@ -167,7 +180,7 @@ class Classify(PooledTextTask):
     ) -> tuple[np.ndarray, np.ndarray, int] | None:
         if self.multilabel or data.labels is None:
             return None
-        return data.labels, np.stack(outputs).argmax(1), len(self.config.classes)
+        return data.labels, self.predicted_ids(np.stack(outputs)), len(self.config.classes)
 
     def true_class_ids(self, data: EncodedRows) -> np.ndarray | None:
         return None if self.multilabel else data.labels
@@ -175,8 +188,8 @@ class Classify(PooledTextTask):
     def confidences(self, data: EncodedRows, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
         if self.multilabel:
             return None
-        probabilities = np.stack(outputs)
-        return probabilities.max(1), probabilities.argmax(1) == data.labels
+        scores = decision_scores(np.stack(outputs), self.thresholds)
+        return scores.max(1), scores.argmax(1) == data.labels
 
     def error_analysis(
         self, rows: Records, data: Any, outputs: Sequence[np.ndarray], *, attribute: Attribution | None = None
@@ -185,10 +198,11 @@ class Classify(PooledTextTask):
         if self.multilabel:
             return {}
         probabilities = np.stack(outputs)
-        predicted = probabilities.argmax(1)
+        scores = decision_scores(probabilities, self.thresholds)
+        predicted = scores.argmax(1)
         analysis = super().error_analysis(rows, data, list(probabilities))
         if attribute is not None:
-            errors = most_confident_errors(probabilities.max(1), predicted == data.labels, limit=MAX_ATTRIBUTED)
+            errors = most_confident_errors(scores.max(1), predicted == data.labels, limit=MAX_ATTRIBUTED)
             for record, row in zip(analysis["mistakes"], errors, strict=False):
                 record["tokens"] = [(token, round(weight, 5)) for token, weight in attribute(row, predicted[row])]
         return analysis | confusions(data.labels, predicted, len(self.config.classes))
@@ -239,7 +253,14 @@ def mean_nll(probabilities: np.ndarray, labels: np.ndarray) -> float:
     return float(-np.log(np.maximum(probabilities[np.arange(len(labels)), labels], MIN_PROBABILITY)).mean())
 
 
-def class_predictions(config: ClassConfig, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+def above_thresholds(probabilities: np.ndarray, thresholds: Sequence[float]) -> np.ndarray:
+    """(N, C) True for the predicted ones of multi-label classes."""
+    return probabilities > (np.asarray(thresholds) if len(thresholds) else 0.5)
+
+
+def class_predictions(
+    config: ClassConfig, outputs: Sequence[np.ndarray], thresholds: Sequence[float] = ()
+) -> list[dict[str, Any]]:
     """The predicted class and the probability of every class, for each text."""
     if not len(outputs):
         return []
@@ -248,9 +269,9 @@ def class_predictions(config: ClassConfig, outputs: Sequence[np.ndarray]) -> lis
     rounded = np.round(array.astype(np.float64), 6).tolist()  # the same as round() of each
     probabilities = [dict(zip(classes, row, strict=True)) for row in rounded]
     if separator is None:
-        labels = [classes[index] for index in array.argmax(1).tolist()]
+        labels = [classes[index] for index in decision_scores(array, thresholds).argmax(1).tolist()]
         return [{"label": label, "probabilities": row} for label, row in zip(labels, probabilities, strict=True)]
-    label_lists = [list(compress(classes, row)) for row in (array > 0.5).tolist()]
+    label_lists = [list(compress(classes, row)) for row in above_thresholds(array, thresholds).tolist()]
     return [
         {"label": separator.join(names), "labels": names, "probabilities": row}
         for names, row in zip(label_lists, probabilities, strict=True)

@@ -26,6 +26,7 @@ from headstock.model.heads import HeadActivation, Pooling
 from headstock.model.layer_features import feature_width, select_layers
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples, Lens, Task
+from headstock.tasks.calibration import risk_coverage
 from headstock.tasks.error_analysis import error_record, length_analysis, most_confident_errors, reliability
 from headstock.tasks.graph_spec import GraphSpec
 from headstock.tasks.special_tokens import separator_id, special_tokens_for
@@ -132,6 +133,7 @@ class LabelledTask(Task):
     is_labelled = True
     lens: ClassVar[Lens] = "none"
     multilabel: bool = False  # a row may have several classes
+    thresholds: Sequence[float] = ()  # decision thresholds of the classes, set by a calibrated pipeline
 
     # Rows
     target: ClassVar[str]  # the column that is predicted
@@ -334,7 +336,8 @@ class LabelledTask(Task):
     def error_analysis(
         self, rows: Records, data: Any, outputs: Sequence[np.ndarray], *, attribute: Attribution | None = None
     ) -> dict[str, Any]:
-        """What a report shows of a model's errors: any of `confusion`, `lengths`, `calibration` and `mistakes`.
+        """What a report shows of a model's errors: any of `confusion`, `lengths`, `calibration`, `risk_coverage` and
+        `mistakes`.
 
         `attribute` gives the weights of a row's tokens in the score of a class.
         """
@@ -347,6 +350,7 @@ class LabelledTask(Task):
         return {
             "lengths": length_analysis(words, correct, errors=self.nouns.errors),
             "calibration": reliability(confidence, correct),
+            "risk_coverage": risk_coverage(confidence, correct),
             "mistakes": [self.describe_error(rows, row, predictions[row], confidence[row]) for row in errors],
         }
 

@@ -19,6 +19,7 @@ from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.io import write_text
 from headstock.model.lora import is_adapter
+from headstock.tasks.calibration import fit_calibration
 from headstock.tasks.labelled import LabelledTask, is_labelled
 from headstock.train.callbacks import Callback, run_callbacks
 from headstock.train.distributed import DistributedContext
@@ -50,6 +51,8 @@ from headstock.train.session import (
 from headstock.train.settings import RunConfig, make_config
 
 logger = logging.getLogger(__name__)
+
+MIN_CALIBRATION_ROWS = 20  # fewer validation rows do not determine a temperature
 
 
 def finetune(
@@ -260,7 +263,10 @@ def finetune_results(
 ) -> dict[str, Any]:
     """The content of results.json: metrics on validation and test rows; unlabelled test rows are predicted."""
     first, task = fits[0], fits[0].task
-    metrics = {"valid": metrics_with_intervals(task, data.valid, ensemble_outputs(fits, data.valid, run_config))}
+    valid_outputs = ensemble_outputs(fits, data.valid, run_config)
+    metrics = {"valid": metrics_with_intervals(task, data.valid, valid_outputs)}
+    if distributed.is_main:
+        calibrate_run(target, task, data.valid, valid_outputs, file=splits.valid.source)
     if splits.test is not None:
         test = task.prepare(splits.test)
         outputs = ensemble_outputs(fits, test, run_config)
@@ -301,6 +307,12 @@ def finetune_results(
         "lora": lora_results(first, run_config),
         **environment_results(distributed),
     }
+
+
+def calibrate_run(target: RunFolder, task: LabelledTask, data: Any, outputs: list[np.ndarray], *, file: str) -> None:
+    """Fit the temperature of a classifier on the validation rows, which also selected its epoch."""
+    if task.predicts_classes and len(outputs) >= MIN_CALIBRATION_ROWS:
+        target.write_calibration(fit_calibration(data.labels, np.stack(outputs), file=file, selected_epoch=True))
 
 
 def save_fit(

@@ -27,10 +27,11 @@ from headstock.io import (
     write_text,
 )
 from headstock.model.lora import LoRAConfig, is_adapter, replace_adapter
+from headstock.tasks.calibration import Calibration
 from headstock.train.tensors import MANIFEST, check_finite, find_damage, read_shapes, read_tensors, write_tensors
 
 SECTIONS = {"model", "task", "data", "train"}  # of every run's config.json
-FILES = ("config", "data", "tokenizer", "source_tokenizer", "results", "manifest")
+FILES = ("config", "data", "tokenizer", "source_tokenizer", "results", "manifest", "calibration")
 PROGRESS = "progress.json"  # the training state of a checkpoint
 STEP = "step-"  # followed by the number of the step: the folder of a checkpoint
 CHECKPOINTS: FolderLayout = {f"{STEP}*": {"*.safetensors": None, PROGRESS: None, MANIFEST: None}}
@@ -80,6 +81,10 @@ class RunFolder:
     @property
     def predictions(self) -> Path:
         return self.path / "predictions.jsonl"
+
+    @property
+    def calibration_file(self) -> Path:
+        return self.path / "calibration.json"
 
     @property
     def adapted(self) -> "RunFolder":
@@ -224,6 +229,15 @@ class RunFolder:
             parts[name] = {key: value for key, value in part.items() if key != "bits_per_byte"}
         why = "this run was measured without charging for unknown tokens; headstock evaluate measures it again"
         return results | parts | {"bits_per_byte": None, "bits_per_byte_withheld": why}
+
+    def calibration(self) -> Calibration | None:
+        """How the run's probabilities are calibrated; None for a run that is not."""
+        if not self.calibration_file.is_file():
+            return None
+        return config.from_dict(Calibration, self.read("calibration.json"), prefix=str(self.calibration_file))
+
+    def write_calibration(self, calibration: Calibration) -> None:
+        self.write("calibration.json", config.to_dict(calibration))
 
     def write_results(self, results: dict[str, Any]) -> None:
         self.write("results.json", results)

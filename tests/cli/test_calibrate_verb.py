@@ -60,6 +60,20 @@ def test_calibration_lowers_the_loss_and_keeps_every_class(run, rows, call):
     assert "by coverage" in out and "before calibration" in out and "changes the loss" in out
 
 
+def test_slices_of_an_evaluation(run, rows, call, refused):
+    metrics = verb_result("evaluate", run, rows, "--slice", "stars", "--slice", "contains:paris")["metrics"]
+    assert metrics["slice_metric"] == "accuracy"
+    by_class, by_word = metrics["slices"]
+    assert [group["value"] for group in by_class["groups"]] == ["sea", "town"]
+    assert [group["value"] for group in by_word["groups"]] == ["with", "without"]
+    for part in metrics["slices"]:
+        correct = sum(group["rows"] * group["score"] for group in part["groups"])
+        assert correct == pytest.approx(metrics["rows"] * metrics["accuracy"])
+        assert all(group["low"] <= group["score"] <= group["high"] for group in part["groups"])
+    assert "accuracy by contains:paris" in call("evaluate", run, rows, "--slice", "contains:paris")[0]
+    assert "did you mean 'stars'" in refused("evaluate", run, rows, "--slice", "star")
+
+
 def test_thresholds_change_decisions(run, rows):
     result = verb_result("calibrate", run, "--data", rows, "--thresholds", "recall=1", "--positive", "sea")
     assert result["calibration"]["criterion"] == "recall=1"

@@ -177,6 +177,7 @@ LEAKAGE = {
     "excluded": bool,
     "examples": [{"place": str, "text": str, "found": str, "share": SHARE}],
 }
+SCORED = {"score": SHARE, "low": MAYBE, "high": MAYBE}
 ARM_DETAILS = {
     "seed": int,
     "confusion": [[int]],
@@ -190,6 +191,8 @@ ARM_DETAILS = {
         "bins": [{"low": SHARE, "high": SHARE, "count": int, "confidence": SHARE, "accuracy": SHARE}],
         "ece": SHARE,
     },
+    "risk_coverage": {"aurc": SHARE, "curve": [{"coverage": SHARE, "accuracy": SHARE, "confidence": SHARE}]},
+    "slices": [{"slice": str, "groups": [SCORED | {"value": str, "rows": int}]}],
     "mistakes": [
         {"place": str, "text": str, "label": str, "predicted": str, "confidence": SHARE, "tokens": [[(str, float)]]}
     ],
@@ -199,9 +202,10 @@ TEXT_MISTAKE |= {"marks": [[(int, str)]]}
 DETAILS = {
     "pair": ARM_DETAILS,
     "tag": ARM_DETAILS | {"mistakes": [TEXT_MISTAKE | {"subject": str}]},
-    "answer": {key: ARM_DETAILS[key] for key in ("seed", "lengths", "calibration")}
+    "answer": {key: ARM_DETAILS[key] for key in ("seed", "lengths", "calibration", "risk_coverage", "slices")}
     | {"mistakes": [TEXT_MISTAKE | {"question": str, "f1": SHARE}]},
 }
+PAIR = {"a": str, "b": str, "difference": float, "low": MAYBE, "high": MAYBE}
 LABEL_ERROR = {"place": str, "text": str, "label": str, "suggested": str, "confidence": SHARE, "agree": int, "of": int}
 SCHEMA = {
     "kind": str,
@@ -235,7 +239,13 @@ SCHEMA = {
     "seeds": [int],
     "cells": [CELL],
     "summary": [SUMMARY],
-    "pairs": [{"labels": int, "a": str, "b": str, "difference": float, "low": MAYBE, "high": MAYBE}],
+    "pairs": [PAIR | {"labels": int}],
+    "slices": [
+        {
+            "slice": str,
+            "groups": [{"value": str, "rows": int, "arms": [SCORED | {"arm": str}], "pairs": [PAIR]}],
+        }
+    ],
     "verdicts": [str],
     "notes": [str],
     "warnings": [str],

@@ -1,11 +1,14 @@
 """A comparison reuses finished trials, and resumes to the same results after an interruption."""
 
+import json
 import shutil
 import signal
 from functools import partial
 
+import numpy as np
 import pytest
 
+from headstock.errors import UserError
 from headstock.experiments.compare import compare
 from headstock.train.run_folder import RunFolder
 from tests.commands import command, set_options
@@ -28,6 +31,31 @@ def test_finished_trials_are_not_repeated(done, stock, files):
     assert modification_times(out) == before
     assert without_timings(again) == without_timings(results)
     assert again["seconds"] >= sum(cell["seconds"] for cell in results["cells"]) - 0.1  # including cached trials
+
+
+def test_slices_follow_from_finished_trials(done, stock, files, tmp_path):
+    """A slice is scored from stored rows, so that it needs no training; a wrong one is refused before any."""
+    _, finished, _ = done
+    out = tmp_path / "out"
+    shutil.copytree(finished, out)
+    options = GRID | {"out": out, "callbacks": [fail_if_trained]}
+    requested = compare(stock, **files, **options, slices=["label", "contains:le"])["slices"][:2]
+    assert [part["slice"] for part in requested] == ["label", "contains:le"]
+    labels = np.array([row["label"] for row in read_rows(files["test"])])
+    for group in requested[0]["groups"]:
+        rows = labels == group["value"]
+        assert group["rows"] == rows.sum()
+        for arm in group["arms"]:
+            cells = [json.loads((out / "cells" / f"{arm['arm']}-24-{seed}.json").read_text()) for seed in range(2)]
+            correct = np.array([cell["tallies"]["accuracy"][0] for cell in cells])  # (seeds, rows)
+            assert arm["score"] == pytest.approx(correct[:, rows].mean())
+            assert arm["low"] <= arm["score"] <= arm["high"]
+        scores = {arm["arm"]: arm["score"] for arm in group["arms"]}
+        for pair in group["pairs"]:
+            assert pair["difference"] == pytest.approx(scores[pair["a"]] - scores[pair["b"]])
+            assert pair["low"] <= pair["difference"] <= pair["high"]
+    with pytest.raises(UserError, match="--slice labels"):
+        compare(stock, **files, **GRID | {"out": tmp_path / "new", "callbacks": [fail_if_trained]}, slices=["labels"])
 
 
 def changed_results(before, after):

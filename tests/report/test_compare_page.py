@@ -90,6 +90,7 @@ def make_details(rng: random.Random, classes: list[str], accuracy: float, rows: 
         "confusion": confusion,
         "lengths": {"right": right, "wrong": wrong, "unit": "words", "statistic": statistic},
         "calibration": {"bins": bins, "ece": 0.047},
+        "risk_coverage": {"aurc": 0.1, "curve": [{"coverage": i / 4, "accuracy": 1 - i / 20} for i in range(1, 5)]},
         "mistakes": mistakes,
     }
 
@@ -178,6 +179,20 @@ def make_results(kinds=("pretrained", "scratch", "frozen", "tfidf"), labels=LEVE
         "cells": cells,
         "summary": summary,
         "pairs": pairs,
+        "slices": [
+            {
+                "slice": "contains:mais",
+                "groups": [
+                    {
+                        "value": value,
+                        "rows": 500,
+                        "arms": [{"arm": arm["name"], "score": 0.7, "low": 0.6, "high": 0.8} for arm in arms],
+                        "pairs": [{key: pair[key] for key in pair if key != "labels"} for pair in pairs[:1]],
+                    }
+                    for value in ("with", "without")
+                ],
+            }
+        ],
         "verdicts": verdicts,
         "notes": ["6 test texts were found in the pretraining text of runs/reviews and left out."],
         "details": {
@@ -226,7 +241,7 @@ def unusual_results() -> dict[str, dict]:
     names = ["pretrained (a-run-with-a-very-long-name-that-somebody-chose-late-at-night)", HOSTILE[:40]]
     for row in [*hostile["cells"], *hostile["summary"]]:
         row["arm"] = row["arm"].replace("pretrained (reviews)", names[0])
-    hostile["pairs"] = []
+    hostile["pairs"] = hostile["slices"] = []
     for arm, name in zip(hostile["arms"], names, strict=False):
         arm["name"] = name
     detail = hostile["details"]["arms"].pop("pretrained (reviews)")
@@ -331,7 +346,8 @@ def test_every_chart_is_visible_and_follows_the_colour_scheme(pages, browser):
 
 def test_charts_are_saved_as_files(pages):
     files = {path.name for path in (pages["full"].parent / "figures").iterdir()}
-    for name in ("accuracy", "training-1600", "confusion-tfidf", "lengths-tfidf", "reliability-tfidf"):
+    by_arm = ("confusion-tfidf", "lengths-tfidf", "reliability-tfidf", "coverage-tfidf")
+    for name in ("accuracy", "training-1600", "loss-1600", *by_arm):
         assert {f"{name}.svg", f"{name}.png"} <= files
     svg = (pages["full"].parent / "figures" / "accuracy.svg").read_text()
     assert "var(" not in svg  # a file has no page with CSS variables
@@ -355,6 +371,7 @@ def test_the_page_contains_the_results(pages):
         *map(minus, results["verdicts"]),
         *map(minus, results["notes"]),
         "its corpus is no longer there",
+        "contains:mais",
         "reviews.txt:90210",
     ):
         assert text_part in text

@@ -17,6 +17,7 @@ from headstock.cli.options import (
     ModelOptions,
     PretrainSettings,
     SettingOptions,
+    Slices,
     Task,
 )
 from headstock.errors import UserError
@@ -59,6 +60,7 @@ class CompareOptions(LabelledFileOptions, ConfigOptions):
     skip_blank: Annotated[bool | None, "Skip rows with a blank text or label."]
     leakage: Annotated[str | None, "Test texts found in the pretraining text: exclude, keep or skip."]
     rows: Annotated[int | None, "Measure on at most this many test rows."]
+    slices: Slices
 
 
 @command("Compare and measure", distributed=True)
@@ -86,7 +88,7 @@ def compare(
     Example: headstock compare reviews-en --train train.csv --valid valid.csv --test test.csv --labels 100,400 --out out
     """
     from headstock.experiments import compare as experiment
-    from headstock.experiments.terminal_tables import comparison_table, runs_table
+    from headstock.experiments.terminal_tables import comparison_table, runs_table, slice_table
     from headstock.report.pages import write_report
     from headstock.train.callbacks import status_line
     from headstock.train.resolve import labelled_task
@@ -110,6 +112,8 @@ def compare(
         )
     page = write_report(out)
     common.show(comparison_table(results))
+    for part in results["slices"][: len(results["settings"]["compare"]["slices"])]:
+        common.show(slice_table(results, part))
     if results["runs"]:
         common.show(runs_table(results["runs"]))
     for line in [*results["verdicts"], *results["notes"]]:

@@ -23,6 +23,8 @@ Settings = Annotated[list[str] | None, typer.Option("--set", help="Any setting, 
 Documents = Annotated[str, DOCUMENTS_HELP]
 SkipBlank = Annotated[bool, "Skip rows with a blank text or label."]
 Int8 = Annotated[bool, "Use int8 linear layers on the CPU (about 2x faster, slightly less accurate)."]
+SLICE_HELP = "Also score groups of rows: a column, contains:WORD, regex:PATTERN, contrast, negation or length."
+Slices = Annotated[list[str] | None, typer.Option("--slice", help=f"{SLICE_HELP} Repeatable.")]
 Calibrated = Annotated[bool, "Use the run's calibration: temperature and, if fitted, decision thresholds."]
 Overwrite = Annotated[bool, "Replace the folder if it exists."]
 Task = Annotated[str | None, TASK_HELP]

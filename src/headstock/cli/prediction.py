@@ -12,7 +12,7 @@ import typer
 
 from headstock.cli.command import Common, command
 from headstock.cli.input_files import check_text_source, load, read_utf8
-from headstock.cli.options import Calibrated, Columns, Documents, Int8, RunPath, SkipBlank
+from headstock.cli.options import Calibrated, Columns, Documents, Int8, RunPath, SkipBlank, Slices
 from headstock.cli.prompt_options import PromptOptions, with_prompt
 from headstock.errors import UserError
 
@@ -37,6 +37,7 @@ def evaluate(
     rows: Annotated[int | None, "Minimal pairs: at most this many per file."] = None,
     pseudo: Annotated[bool, "Minimal pairs: score each token given all others."] = False,
     out: Annotated[Path | None, "Minimal pairs: write each pair and its scores to this .jsonl file."] = None,
+    slices: Slices = None,
     calibrated: Calibrated = False,
     int8: Int8 = False,
     **prompting: Unpack[PromptOptions],
@@ -63,6 +64,7 @@ def evaluate(
         ("--columns", columns.columns, ("labelled rows", "text")),
         ("--column", columns.column, ("labelled rows", "text")),
         ("--skip-blank", skip_blank, ("labelled rows",)),
+        ("--slice", slices, ("labelled rows",)),
         ("--documents", documents != "auto", ("text",)),
     ):
         if value and data_kind not in kinds:
@@ -74,16 +76,17 @@ def evaluate(
             metrics = pipeline.minimal_pairs(file or (), write=write, **options)
     elif is_labelled(pipeline.task):
         names = columns.names(main=pipeline.task.input_column)
-        metrics = pipeline.evaluate(file or (), columns=names, skip_blank=skip_blank, details=True)
+        chosen: dict[str, Any] = {"skip_blank": skip_blank, "details": True, "slices": slices or ()}
+        metrics = pipeline.evaluate(file or (), columns=names, **chosen)
         if skipped := metrics.get("skipped_rows"):
             log_skipped(metrics["file"], skipped)
         for line in labelled_metric_lines(metrics["file"], metrics):
             common.show(line)
-        printed = {"loss", "rows", "file", "majority", "majority_class", "skipped_rows"}
+        printed = {"loss", "rows", "file", "majority", "majority_class", "skipped_rows", "slice_metric", "loss_change"}
         printed |= set(score_names(metrics))
         for line in metric_lines({name: value for name, value in metrics.items() if name not in printed}):
             common.show(line)
-        for line in calibration_lines(metrics):
+        for line in [*calibration_lines(metrics), *slice_lines(metrics)]:
             common.show(line)
         return {"metrics": metrics}
     else:
@@ -140,6 +143,16 @@ def calibration_lines(metrics: dict[str, Any]) -> Iterator[str]:
     if "loss_change_interval" in metrics:
         low, high = metrics["loss_change_interval"]
         yield f"calibration changes the loss by {metrics['loss_change']:+.4f} (95%: {low:+.4f} to {high:+.4f})"
+
+
+def slice_lines(metrics: dict[str, Any]) -> Iterator[str]:
+    """The score of each group of rows with its interval."""
+    for part in metrics.get("slices", []):
+        yield f"{metrics['slice_metric'].replace('_', ' ')} by {part['slice']}:"
+        width = max(len(group["value"]) for group in part["groups"])
+        for group in part["groups"]:
+            interval = f"(95%: {100 * group['low']:.1f} to {100 * group['high']:.1f})"
+            yield f"  {group['value']:{width}s}  {group['rows']:6,d} rows  {group['score']:.1%}  {interval}"
 
 
 @command("Use a run", writes=lambda options: [options["out"]])

@@ -22,6 +22,7 @@ from headstock.experiments.compare_settings import (
     make_plan,
 )
 from headstock.experiments.compare_trials import ExperimentContext, GridPoint, run_trial, trial_config
+from headstock.experiments.comparison_slices import comparison_slices
 from headstock.experiments.comparison_summary import summarize_comparison
 from headstock.experiments.duration import format_duration_range, grid_seconds
 from headstock.experiments.grid import TrialResult, check_folder, exclusive, explain_interruption, run_grid
@@ -74,6 +75,7 @@ def compare(
     skip_blank: bool | None = None,
     leakage: str | None = None,
     rows: int | None = None,
+    slices: Sequence[str] | None = None,
     config_file: str | Path | None = None,
     settings: dict[str, Any] | None = None,
     device: str = "auto",
@@ -101,6 +103,7 @@ def compare(
         trial_config(context, GridPoint(arm, 0, plan.compare.seed), context.splits.train)
     leaks = check_leakage(compared_arms, context.eval_records, plan.compare.leakage, folder)
     context = replace(context, eval_records=select_eval_records(context, leaks, plan.compare))
+    comparison_slices(context, plan.compare.slices)  # reports an invalid slice before training
     results = run_comparison_grid(plan, context, compared_arms, callbacks)
     return summarize_comparison(plan, context, compared_arms, results, leaks, seconds=time.monotonic() - start)
 

@@ -43,6 +43,7 @@ class CompareSettings:
     leakage: Literal["exclude", "keep", "skip"] = "exclude"  # what to do with test texts found in the pretraining text
     rows: int | None = None  # evaluate on at most this many test rows
     skip_blank: bool = False  # drop rows with a blank text or label
+    slices: tuple[str, ...] = ()  # groups of rows that are also scored: a column, contains:WORD, regex:PATTERN, ...
 
     def __post_init__(self) -> None:
         minimum = (("seeds", self.seeds, 1), ("rows", self.rows, 1), *(("labels", count, 2) for count in self.labels))

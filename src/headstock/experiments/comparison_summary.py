@@ -14,6 +14,7 @@ from headstock.data.records import Records
 from headstock.experiments.arms.base import ARM_KINDS
 from headstock.experiments.compare_settings import Arm, ComparisonPlan, kind_of_arm
 from headstock.experiments.compare_trials import ExperimentContext
+from headstock.experiments.comparison_slices import comparison_slices, summarize_slices
 from headstock.experiments.grid import SINGLE_SEED, TrialResult, total_seconds, versions
 from headstock.experiments.leakage import LeakageReport
 from headstock.experiments.leakage_search import overlapping_rows
@@ -89,6 +90,11 @@ def summarize_comparison(
         "cells": [{name: result[name] for name in (*CELL_KEYS, *result["tallies"])} for result in trials],
         "summary": summary,
         "pairs": pairs,
+        "slices": summarize_slices(
+            context,
+            comparison_slices(context, plan.compare.slices),
+            {arm.name: by_arm[arm.name, counts[-1]] for arm in arms},
+        ),
         "warnings": list(context.splits.warnings),
         "notes": [*notes(plan, context, leaks), *majority_notes(majority, summary), *comparability_notes(runs)],
         "details": details(context, arms, by_arm, counts[-1]),

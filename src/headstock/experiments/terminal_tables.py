@@ -54,6 +54,20 @@ def comparison_table(results: dict[str, Any]) -> "Table":
     return table
 
 
+def slice_table(results: dict[str, Any], part: dict[str, Any]) -> "Table":
+    """Scores with intervals on one slice: one row per group, one column per arm."""
+    metric, labels = results["metric"], results["labels"][-1]
+    scale = "" if metric in NOT_PERCENT else " (%)"
+    title = f"{metric_name(metric)} by {part['slice']}{scale}, {labels:,} {nouns_of(results.get('task')).unit}s"
+    arms = [arm_label(arm["name"]) for arm in results["arms"]]
+    table = make_table(title, {"group": False, "rows": True} | dict.fromkeys(arms, True))
+    for group in part["groups"]:
+        best = max(row["score"] for row in group["arms"])
+        cells = (score_cell(metric, row["score"], row, is_best=row["score"] == best) for row in group["arms"])
+        table.add_row(group["value"], f"{group['rows']:,}", *(cell.replace("%", "") for cell in cells))
+    return table
+
+
 def runs_table(runs: list[dict[str, Any]]) -> "Table":
     """The pretrained runs of a comparison, one row each."""
     numbers = ("parameters", "tokens", "tokens/s", "ppl", "bits/byte")

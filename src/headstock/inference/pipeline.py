@@ -9,6 +9,7 @@ import numpy as np
 
 from headstock.data.minimal_pairs import read_minimal_pairs
 from headstock.data.records import Records
+from headstock.data.slices import make_slices
 from headstock.data.tokenizer import Tokenizer
 from headstock.data.winograd import Schema
 from headstock.decoding.batching import tokenizer_threads
@@ -54,6 +55,7 @@ from headstock.tasks.base import TASKS, Task
 from headstock.tasks.calibration import Calibration, decision_scores, risk_coverage
 from headstock.tasks.error_analysis import reliability
 from headstock.tasks.labelled import LabelledTask, is_labelled
+from headstock.tasks.slice_scores import slice_scores
 from headstock.tasks.special_tokens import special_tokens_for
 from headstock.tasks.translate import Translate
 from headstock.train.distributed import choose_device
@@ -297,14 +299,19 @@ class Pipeline:
         """Predictions of the run's task with other settings."""
         rows = rows if isinstance(rows, Records) else iter_rows(rows, task)
         for data in prepare_ahead(rows, task, self.model.device):
-            outputs = self.outputs(data)
-            predictions = task.predictions(data, outputs)
-            if abstain_below is None:
-                yield from predictions
-                continue
-            confidence = decision_scores(np.stack(outputs), task.thresholds).max(1)
-            for prediction, abstained in zip(predictions, (confidence < abstain_below).tolist(), strict=True):
-                yield prediction | ({task.target: ""} if abstained else {}) | {"abstained": abstained}
+            yield from self.predictions_of(task, data, abstain_below)
+
+    def predictions_of(self, task: LabelledTask, data: Any, abstain_below: float | None) -> list[dict[str, Any]]:
+        """The predictions for prepared rows; `abstained` says from which the model abstains, if it may."""
+        outputs = self.outputs(data)
+        predictions = task.predictions(data, outputs)
+        if abstain_below is None or not predictions:
+            return predictions
+        confidence = decision_scores(np.stack(outputs), task.thresholds).max(1)
+        return [
+            prediction | ({task.target: ""} if abstained else {}) | {"abstained": abstained}
+            for prediction, abstained in zip(predictions, (confidence < abstain_below).tolist(), strict=True)
+        ]
 
     def abstention_task(self) -> LabelledTask:
         """The run's task, if it predicts one class for each row and so has one confidence."""
@@ -458,15 +465,17 @@ class Pipeline:
         columns: dict[str, str] | None = None,
         skip_blank: bool = False,
         details: bool = False,
+        slices: Sequence[str] = (),
     ) -> dict[str, Any]:
         """The task's metrics on a corpus or a labelled file; by default on the run's held-out data.
 
         `columns` are by default the run's own; for a corpus {"text": ...} names the column of a table. With `details`
-        the reliability diagram and the risk-coverage curve of a classifier are included.
+        the reliability diagram and the risk-coverage curve of a classifier are included. `slices` name groups of rows
+        that are also scored on their own: a column, `contains:mais`, `regex:...`, `contrast`, `negation` or `length`.
         """
         if is_labelled(self.task):
             files = [corpus] if isinstance(corpus, str | Path) else list(corpus)
-            return self.evaluate_rows(files, columns, skip_blank=skip_blank, details=details)
+            return self.evaluate_rows(files, columns, skip_blank=skip_blank, details=details, slices=slices)
         column = (columns or {}).get("text")
         store = evaluation_store(self.run, self.config, self.task, corpus, documents=documents, column=column)
         metrics = evaluate_store(self.model, self.task, store, length=self.length, dtype=self.config.train.dtype)
@@ -480,6 +489,7 @@ class Pipeline:
         *,
         skip_blank: bool = False,
         details: bool = False,
+        slices: Sequence[str] = (),
     ) -> dict[str, Any]:
         """The metrics of a labelled task with their confidence intervals."""
         task = self.labelled_task()
@@ -487,6 +497,7 @@ class Pipeline:
             labelled_records(self.config, task, files, columns, skip_blank=skip_blank) if files else self.held_out()
         )
         task.check(records)
+        sliced = make_slices(slices, records, task.input_texts(records))
         data = task.prepare(records)
         raw = self.raw_outputs(data)
         outputs = self.calibrated(raw)
@@ -496,6 +507,9 @@ class Pipeline:
         metrics |= {"skipped_rows": records.skipped} if records.skipped else {}
         if details and (confidences := task.confidences(data, outputs)) is not None:
             metrics |= {"reliability": reliability(*confidences), "risk_coverage": risk_coverage(*confidences)}
+        if sliced:
+            scored = task.row_metrics(data, outputs)[task.primary_metric]
+            metrics |= {"slice_metric": task.primary_metric, "slices": slice_scores(scored, sliced)}
         return metrics | {"file": records.source}
 
     def held_out(self) -> Records:
@@ -563,14 +577,16 @@ class PromptedPipeline(Pipeline):
             self.model, self.tokenizer, pipeline.task, settings, classes, length=self.length, examples=examples
         )
 
-    def outputs(self, data: Any) -> list[np.ndarray]:
+    def raw_outputs(self, data: Any) -> list[np.ndarray]:
         return self.check_finite(list(self.classifier.probabilities(data.tokens)))
 
-    def predict_with(self, task: LabelledTask, rows: str | Iterable[Any] | Records) -> Iterator[dict[str, Any]]:
+    def predict_with(
+        self, task: LabelledTask, rows: str | Iterable[Any] | Records, *, abstain_below: float | None = None
+    ) -> Iterator[dict[str, Any]]:
         if self.classifier.prior == "batch" and not isinstance(rows, Records):  # the batch is all texts
             texts = list(iter_rows(rows, task))
             rows = Records("row", list(range(1, len(texts) + 1)), task.columns_of(texts))
         if self.classifier.prior == "batch" and isinstance(rows, Records):
             data = task.prepare(rows, labelled=False)
-            return iter(task.predictions(data, self.outputs(data)))
-        return super().predict_with(task, rows)
+            return iter(self.predictions_of(task, data, abstain_below))
+        return super().predict_with(task, rows, abstain_below=abstain_below)

@@ -231,7 +231,7 @@ def curve_limits(runs: list[Rows], metric: str = "accuracy") -> tuple[float, flo
     values = [row[key] for epochs in runs for row in epochs for key in keys if is_finite(row.get(key))]
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     margin = max(0.02, 0.06 * (high - low))
-    return low - margin, min(1.0, high) + margin
+    return low - margin, (high if metric == "loss" else min(1.0, high)) + margin
 
 
 def loss(train: Curve, valid: Curve, *, wide: bool) -> "Figure":

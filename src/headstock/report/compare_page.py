@@ -48,6 +48,7 @@ def compare_page(run: RunFolder) -> str:
         score=score_charts(results, styles, gallery),
         runs=run_charts(results, gallery),
         training=training_charts(results, styles, gallery),
+        slices=slice_tables(results),
         arms=arm_details(results, styles, gallery),
         label_errors=label_errors(details),
     )
@@ -130,21 +131,47 @@ def training_charts(results: Results, styles: Styles, gallery: Gallery) -> list[
                 panels.append((style, curves))
         if not panels:
             continue
-        name = f"training-{labels}"
-        key = nouns.training_key
-        gallery.save(gallery.unique_name(name), charts.training(panels, metric_name, key=key))
-        limits = charts.curve_limits([epochs for _, curves in panels for epochs in curves], key)
-        embedded = [
-            gallery.embed(
-                file_name(name, style.name),
-                charts.training([(style, curves)], metric_name, key=key, limits=limits),
-                f"{style.label} with {labels:,} {nouns.unit}s: training and validation {metric_name} by epoch",
-                save=False,
-            )
-            for style, curves in panels
-        ]
-        groups.append({"labels": labels, "charts": embedded, "seeds": max(len(curves) for _, curves in panels)})
+        options: dict[str, Any] = {"labels": labels, "gallery": gallery, "unit": nouns.unit}
+        accuracies = training_panels(panels, nouns.training_key, metric_name, **options)
+        losses = training_panels(panels, "loss", "loss", **options)
+        seeds = max(len(curves) for _, curves in panels)
+        groups.append({"labels": labels, "charts": accuracies, "losses": losses, "seeds": seeds})
     return groups
+
+
+def training_panels(
+    panels: list[tuple[ArmStyle, list[Any]]],
+    quantity: str,
+    name: str,
+    *,
+    labels: int,
+    gallery: Gallery,
+    unit: str,
+) -> list[Any]:
+    """One chart per arm on a common scale, and one file of all; none if no arm has the quantity."""
+    runs = [epochs for _, curves in panels for epochs in curves]
+    if not any(is_finite(row.get(f"valid_{quantity}")) for epochs in runs for row in epochs):
+        return []
+    stem, limits = f"{'loss' if quantity == 'loss' else 'training'}-{labels}", charts.curve_limits(runs, quantity)
+    gallery.save(gallery.unique_name(stem), charts.training(panels, name, key=quantity))
+    return [
+        gallery.embed(
+            file_name(stem, style.name),
+            charts.training([(style, curves)], name, limits=limits, key=quantity),
+            f"{style.label} with {labels:,} {unit}s: training and validation {name} by epoch",
+            save=False,
+        )
+        for style, curves in panels
+    ]
+
+
+def slice_tables(results: Results) -> list[dict[str, Any]]:
+    """The slices with their paired differences, each with whether it is clear."""
+    return [
+        {**part, "groups": [{**group, "pairs": describe_pairs(group["pairs"])} for group in part["groups"]]}
+        for part in results.get("slices") or []
+        if part.get("groups")
+    ]
 
 
 def arm_details(results: Results, styles: Styles, gallery: Gallery) -> list[dict[str, Any]]:
@@ -159,6 +186,7 @@ def arm_details(results: Results, styles: Styles, gallery: Gallery) -> list[dict
             "style": styles[name],
             "first": name == selected,  # the tab that is open
             **error_section.describe(details[name], classes, styles[name], gallery, max_text, nouns),
+            "slices": [],  # those of all arms have a section of their own
         }
         for name in names
     ]

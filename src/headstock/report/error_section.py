@@ -36,6 +36,7 @@ def describe(
         "calibration": calibration(details, style, gallery, nouns),
         "risk_coverage": risk_coverage(details.get("risk_coverage") or {}, style, gallery, nouns),
         "points": points(details.get("points") or {}, style, gallery),
+        "slices": details.get("slices") or [],
         "mistakes": [mistake(row, max_text) for row in listed],
         "mistakes_left_out": max(0, len(mistakes) - MAX_MISTAKES),
         "marked": any(row.get("marks") for row in listed),

@@ -52,7 +52,9 @@ class Calibration:
         return scale(probabilities, self.temperature)
 
     def confidence_at(self, coverage: float, *, calibrated: bool) -> float:
-        """The confidence that the given share of the rows reaches."""
+        """The confidence that the given share of the rows reaches; 0 for all rows."""
+        if coverage == 1:
+            return 0.0
         quantiles = self.calibrated_confidence if calibrated else self.confidence
         return float(np.interp(1 - coverage, np.linspace(0, 1, len(quantiles)), quantiles))
 
@@ -277,5 +279,6 @@ def fit_calibration(
 
 
 def quantiles(scores: Floats) -> tuple[float, ...]:
-    """Of the confidence, evenly spaced."""
-    return tuple(np.quantile(scores.max(1), np.linspace(0, 1, QUANTILES)).round(6).tolist())
+    """Of the confidence, evenly spaced; rounded down, so that no row falls below its own confidence."""
+    values = np.quantile(scores.max(1), np.linspace(0, 1, QUANTILES))
+    return tuple((np.floor(values * 1e6) / 1e6).tolist())

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from headstock.data.labelled_texts import read_records
 from headstock.data.records import Records
+from headstock.data.slices import built_in_slices
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import ConfigError, UserError
 from headstock.intervals import Formula, SufficientStatistics, WeightedMetric
@@ -29,6 +30,7 @@ from headstock.tasks.base import TASKS, Examples, Lens, Task
 from headstock.tasks.calibration import risk_coverage
 from headstock.tasks.error_analysis import error_record, length_analysis, most_confident_errors, reliability
 from headstock.tasks.graph_spec import GraphSpec
+from headstock.tasks.slice_scores import slice_scores
 from headstock.tasks.special_tokens import separator_id, special_tokens_for
 
 UNLIMITED = 1 << 30  # a sequence length that truncates no row
@@ -336,8 +338,8 @@ class LabelledTask(Task):
     def error_analysis(
         self, rows: Records, data: Any, outputs: Sequence[np.ndarray], *, attribute: Attribution | None = None
     ) -> dict[str, Any]:
-        """What a report shows of a model's errors: any of `confusion`, `lengths`, `calibration`, `risk_coverage` and
-        `mistakes`.
+        """What a report shows of a model's errors: any of `confusion`, `lengths`, `calibration`, `risk_coverage`,
+        `slices` and `mistakes`.
 
         `attribute` gives the weights of a row's tokens in the score of a class.
         """
@@ -345,12 +347,14 @@ class LabelledTask(Task):
             return {}
         confidence, correct = confidences
         predictions = self.predictions(data, outputs)
-        words = np.array([len(text.split()) for text in self.input_texts(rows)])
+        texts = self.input_texts(rows)
+        words = np.array([len(text.split()) for text in texts])
         errors = most_confident_errors(confidence, correct)
         return {
             "lengths": length_analysis(words, correct, errors=self.nouns.errors),
             "calibration": reliability(confidence, correct),
             "risk_coverage": risk_coverage(confidence, correct),
+            "slices": slice_scores(self.row_metrics(data, outputs)[self.primary_metric], built_in_slices(texts)),
             "mistakes": [self.describe_error(rows, row, predictions[row], confidence[row]) for row in errors],
         }
 

@@ -347,16 +347,20 @@ class LabelledTask(Task):
             return {}
         confidence, correct = confidences
         predictions = self.predictions(data, outputs)
-        texts = self.input_texts(rows)
-        words = np.array([len(text.split()) for text in texts])
+        words = np.array([len(text.split()) for text in self.input_texts(rows)])
         errors = most_confident_errors(confidence, correct)
         return {
             "lengths": length_analysis(words, correct, errors=self.nouns.errors),
             "calibration": reliability(confidence, correct),
             "risk_coverage": risk_coverage(confidence, correct),
-            "slices": slice_scores(self.row_metrics(data, outputs)[self.primary_metric], built_in_slices(texts)),
+            "slices": self.built_in_slice_scores(rows, data, outputs),
             "mistakes": [self.describe_error(rows, row, predictions[row], confidence[row]) for row in errors],
         }
+
+    def built_in_slice_scores(self, rows: Records, data: Any, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+        """The primary metric of texts with contrast, with negation, and by length."""
+        metric = self.row_metrics(data, outputs)[self.primary_metric]
+        return slice_scores(metric, built_in_slices(self.input_texts(rows)))
 
     def input_texts(self, rows: Records) -> list[str]:
         """The texts whose lengths the error analysis considers."""

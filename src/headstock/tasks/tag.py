@@ -23,6 +23,7 @@ from headstock.model.batch import IGNORE_INDEX, Batch, pad
 from headstock.model.heads import ClassificationHead
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples, cross_entropy
+from headstock.tasks.calibration import risk_coverage
 from headstock.tasks.class_labels import refuse_unknown
 from headstock.tasks.classify import mean_nll
 from headstock.tasks.error_analysis import (
@@ -247,6 +248,8 @@ class Tag(LabelledTask):
             **confusions(true, predicted, len(classes)),
             "lengths": length_analysis(sizes, np.logical_and.reduceat(correct, starts), errors=self.nouns.errors),
             "calibration": reliability(confidence, correct),
+            "risk_coverage": risk_coverage(confidence, correct),
+            "slices": self.built_in_slice_scores(rows, data, outputs),
             "mistakes": errors,
         }
 

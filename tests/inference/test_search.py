@@ -88,6 +88,13 @@ def test_an_index_is_reused_until_corpus_or_options_change(pipeline, tmp_path):
     assert not pipeline.search_index(moved).reused
 
 
+def test_int8_vectors_have_an_index_of_their_own(pipeline):
+    assert pipeline.search_index(DOCUMENTS).folder == pipeline.search_index(DOCUMENTS).folder
+    quantized = headstock.load("reviews-en", device="cpu", int8=True)
+    if any(type(module).__name__ == "Int8Linear" for module in quantized.model.modules()):  # where the CPU supports it
+        assert quantized.search_index(DOCUMENTS).folder != pipeline.search_index(DOCUMENTS).folder
+
+
 def test_hits_are_documents_with_their_lines(pipeline, tmp_path):
     corpus = tmp_path / "films.txt"
     corpus.write_text("\n".join(DOCUMENTS), encoding="utf-8")

@@ -21,6 +21,7 @@ from headstock.inference.embed import resolve_pooling
 from headstock.inference.inputs import list_texts
 from headstock.inference.output_files import NpyWriter
 from headstock.io import atomic_file, atomic_folder, cache_folder, fingerprint, sha256, write_json
+from headstock.kernels.int8 import Int8Linear
 from headstock.rng import generator
 
 if TYPE_CHECKING:
@@ -231,6 +232,7 @@ def open_index(
         "tokenizer": pipeline.tokenizer.fingerprint,
         "model": [config["model"], config["task"], pipeline.length],
         "settings": asdict(settings),
+        "int8": any(isinstance(module, Int8Linear) for module in pipeline.model.modules()),
     }
     folder = (cache or cache_folder()) / "search" / fingerprint(key)[:32]
     if reused := is_whole(folder):

@@ -137,8 +137,8 @@ def explain_heads(
     without = evaluate({site.point: torch.zeros_like for site in sites}).metrics()
     reference = evaluate({site.output_point: only_bias(site.bias) for site in sites}).metrics()
     notes = [f"{count:,} of {len(examples):,} rows are read"] if len(examples) > count else []
-    if len(batches) < BATCHES:
-        notes.append(f"intervals are wide: they resample {pluralize(len(batches), 'row')}")
+    if count < BATCHES:
+        notes.append(f"intervals are wide: they resample {pluralize(count, 'row')}")
     identity = abs(same.metrics()["loss"] - base.metrics()["loss"])
     missing = abs(without["loss"] - reference["loss"])
     return AblationFacts(base.metrics(), without, count, effects, identity, missing, notes)
@@ -302,7 +302,7 @@ def ranked_tables(facts: AblationFacts, method: Method) -> list[doc.DocumentBloc
     }
     if effects[0].accuracy is not None:
         columns["accuracy"] = ("text", lambda effect: f"{100 * effect.accuracy:+.2f}%")
-    caption = f"Layer and head, and what changes when the head is {METHODS[method]}. Intervals resample the rows."
+    caption = f"Layer and head, and what changes when the head is {METHODS[method]}. Intervals resample batches."
     title = f"Heads by {method} ablation"
     return [
         doc.Table.from_records(title, effects, columns, caption, fold_after=24, only="page"),
@@ -328,5 +328,5 @@ def head_chart(facts: AblationFacts, method: Method) -> doc.Chart:
         axes.set_xlabel(f"increase of the loss, head {METHODS[method]}")
         axes.grid(axis="x")
 
-    caption = "The heads (layer.head) whose ablation raises the loss most, with 95% intervals over the rows."
+    caption = "The heads (layer.head) whose ablation raises the loss most, with 95% intervals over batches of rows."
     return doc.Chart("heads", "increase of the loss per head", paint, caption, (80 + 22 * len(shown)) / WIDE)

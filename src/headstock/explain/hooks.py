@@ -23,6 +23,7 @@ from headstock.explain import document as doc
 from headstock.model.attention_mask import AttentionMask
 from headstock.model.attention_weights import masked_weights
 from headstock.model.backbone import BACKBONES, Backbone
+from headstock.model.backbones.bidirectional_transformer import BidirectionalTransformer
 from headstock.model.backbones.encoder_decoder import EncoderDecoder
 from headstock.model.backbones.ngram import HiddenLayer, NGram
 from headstock.model.backbones.recurrent import RecurrentLayer, RecurrentStack
@@ -250,8 +251,8 @@ def need_block_stacks(backbone: Backbone, run: object) -> dict[str, Transformer]
     """`block_stacks`, or an error for a family without a residual stream."""
     if stacks := block_stacks(backbone):
         return stacks
-    lacking = f"its {backbone.name} backbone has no residual stream"
-    raise UserError(f"{run}: {lacking} (families that have one: {transformer_families()})")
+    streams = "two residual streams" if isinstance(backbone, BidirectionalTransformer) else "no residual stream"
+    raise UserError(f"{run}: its {backbone.name} backbone has {streams} (families with one: {transformer_families()})")
 
 
 def stack_prefix(stack: str) -> str:

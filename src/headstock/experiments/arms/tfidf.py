@@ -12,8 +12,9 @@ from headstock.errors import UserError
 from headstock.experiments.arms.base import ARM_KINDS, ArmKind
 from headstock.experiments.compare_trials import ExperimentContext, GridPoint
 from headstock.experiments.grid import TrialResult
-from headstock.experiments.trial_evaluation import evaluate_probabilities
+from headstock.experiments.trial_evaluation import LabelsOnly, evaluate_probabilities
 from headstock.tasks.class_labels import label_numbers
+from headstock.tasks.labelled import metric_value
 from headstock.train.callbacks import Callback
 from headstock.train.resolve import labelled_task
 from headstock.train.settings import RunConfig
@@ -59,7 +60,6 @@ class TfidfRegressor:
     """Ridge regression on TF-IDF features, with the penalty that has the smallest error on the validation rows."""
 
     chosen: str = field(default="", init=False)
-    valid_score: float = field(default=float("nan"), init=False)  # minus the mean squared error
     _features: Any = field(default=None, init=False, repr=False)
     _ridge: Any = field(default=None, init=False, repr=False)
 
@@ -76,7 +76,6 @@ class TfidfRegressor:
             error = float(np.mean((ridge.predict(valid_rows) - valid_labels) ** 2))
             if error < best:
                 best, self._ridge, self.chosen = error, ridge, f"ridge, alpha={penalty:g}"
-        self.valid_score = -best
         return self
 
     def outputs(self, texts: Sequence[Any]) -> NDArray[np.float64]:
@@ -132,10 +131,6 @@ class TfidfClassifier:
 
     def outputs(self, texts: Sequence[Any]) -> NDArray[np.float64]:
         return self.probabilities(texts)
-
-    @property
-    def valid_score(self) -> float:
-        return self.valid_accuracy
 
     def _decisions(self, rows: Any) -> NDArray[np.float64]:
         """(N, K) decision values of the K classes in the training rows."""
@@ -266,13 +261,19 @@ class TfidfArm(ArmKind):
         valid: Records,
         callbacks: Sequence[Callback],
     ) -> TrialResult:
-        model = fit_tfidf(context, train, valid, seed=point.seed)
+        task, model = context.task, fit_tfidf(context, train, valid, seed=point.seed)
+        if isinstance(model, TfidfClassifier):
+            valid_score = model.valid_accuracy
+        else:
+            rows = LabelsOnly(task.label_array(valid))
+            metrics = task.row_metrics(rows, list(model.outputs(input_texts(valid))))
+            valid_score = metric_value(metrics[task.primary_metric])
         return evaluate_probabilities(
-            context.task,
+            task,
             context.eval_records,
             lambda records: model.outputs(input_texts(records)),
             unlabelled=context.unlabelled_test,
             analyze_errors=point.analyze_errors,
-            valid_score=model.valid_score,
+            valid_score=valid_score,
             chosen=model.chosen,
         )

@@ -6,11 +6,14 @@ import shutil
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
 pytest_plugins = ["tests.comparisons"]
 torch.set_num_threads(1)  # test models are so small that a second thread only gets in the way
+hypothesis.settings.register_profile("headstock", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("headstock")
 
 
 SLOW_FIRST = ("report", "experiments", "train", "interop", "toys", "cli")  # directories, the slowest files first

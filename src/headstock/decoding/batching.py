@@ -56,4 +56,9 @@ def token_batches(rows: Iterable[Row], length: Callable[[Row], int], device: tor
 
 def length_batches(lengths: np.ndarray, limit: int) -> Iterator[list[int]]:
     """All indices in batches of similar length and up to `limit` tokens, longest first so that memory peaks early."""
-    return batch_by_tokens(np.argsort(-lengths, kind="stable").tolist(), lengths.tolist().__getitem__, limit)
+    order = np.argsort(-lengths, kind="stable")
+    sizes, indices, start = lengths[order].tolist(), order.tolist(), 0
+    while start < len(indices):
+        end = start + max(1, limit // max(1, sizes[start]))  # the first row of a batch is its longest
+        yield indices[start:end]
+        start = end

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headstock.data.tokenizer import Tokenizer
 from headstock.data.windowing import SpecialTokens, Window, windows
-from headstock.decoding.batching import to_device, token_batches
+from headstock.decoding.batching import length_batches, max_batch_tokens, to_device
 from headstock.errors import UserError, did_you_mean
 from headstock.kernels.backends import fast_cpu_kernels, without_cudnn_attention
 from headstock.model.backbone import Backbone
@@ -68,11 +68,14 @@ def embed(
     width = feature_width(model.backbone.width, layers)
     room, centered, device = special.capacity(length), not model.backbone.causal, model.device
     rows = [(i, window) for i, text in enumerate(texts) for window in windows(len(text), room, centered=centered)]
-    rows.sort(key=lambda row: -row[1].size)  # longest first; windows of one text stay in order
+    sizes = np.array([window.end - window.start for _, window in rows], dtype=np.int64) + len(special)
+    order: list[int] = []  # of the rows, as they are computed; windows of one text stay in order
     result = [np.zeros((len(text), width), dtype=np.float32) for text in texts] if pool == "none" else []
     pooled: list[Tensor] = []  # (B, D) per batch, on the device until the end
-    for part in token_batches(rows, lambda row: row[1].size + len(special), device):
-        tokens = [texts[i] if w.size == len(texts[i]) else texts[i][w.start : w.end] for i, w in part]
+    for indices in length_batches(sizes, max_batch_tokens(device)):
+        part = [rows[index] for index in indices]
+        order += indices
+        tokens = [texts[i][window.start : window.end] for i, window in part]
         batch = to_device(Batch(*pad_with_special_tokens(tokens, special.prefix, special.suffix, special.pad)), device)
         if pool != "none":
             pooled.append(pooled_vectors(model, batch, layers, pool))
@@ -80,7 +83,7 @@ def embed(
         vectors = layer_vectors(model, batch, layers)  # (B, T, D)
         for (i, window), row in zip(part, vectors.cpu().numpy(), strict=True):
             result[i][window.keep_start : window.keep_end] = row[kept_positions(window, special)]
-    return result if pool == "none" else mean_by_text(pooled, [i for i, _ in rows], len(texts))
+    return result if pool == "none" else mean_by_text(pooled, [rows[index][0] for index in order], len(texts))
 
 
 def mean_by_text(pooled: list[Tensor], owners: list[int], count: int) -> list[np.ndarray]:

@@ -429,7 +429,7 @@ class Pipeline:
     def check_finite(self, values: Iterable[np.ndarray]) -> list[np.ndarray]:
         """Raise for NaN and infinity; minus infinity is valid, as the score of what is excluded."""
         rows = list(values)
-        if not all((row < np.inf).all() for row in rows):
+        if rows and not (np.concatenate([row.ravel() for row in rows]) < np.inf).all():
             raise WorkError(f"{self.run}: the model's outputs are not finite")
         return rows
 

@@ -92,12 +92,13 @@ class PooledTextTask(LabelledTask):
         """What is read of a long text; of a pair, the longer text is truncated first."""
         return getattr(self.config, "long", "head")
 
-    def row_tokens(self, tokens: Sequence[Any], length: int) -> int:
-        """The number of tokens that are read of a row, with special tokens."""
+    def row_lengths(self, rows: Sequence[Any], length: int) -> np.ndarray:
+        """The number of tokens that are read of each row, with special tokens."""
         if self.is_pair:
-            return min(sum(map(len, tokens)) + PAIR_SPECIAL_TOKENS, length)
-        total = len(tokens) + len(self.special)
-        return total if self.long == "windows" else min(total, length)
+            sizes = np.array([sum(map(len, row)) for row in rows], dtype=np.int64) + PAIR_SPECIAL_TOKENS
+        else:
+            sizes = np.fromiter(map(len, rows), np.int64, len(rows)) + len(self.special)
+        return sizes if self.long == "windows" and not self.is_pair else np.minimum(sizes, length)
 
     def sequences(self, tokens: Sequence[Any], length: int) -> list[list[int]]:
         """A row as one sequence of at most `length` tokens, or a text as overlapping windows."""
@@ -155,7 +156,7 @@ class TextExamples(RowExamples):
     def __init__(self, task: PooledTextTask, data: EncodedRows, length: int):
         super().__init__(data)
         self.task, self.length = task, length
-        self.lengths = np.array([task.row_tokens(tokens, length) for tokens in data.tokens])
+        self.lengths = task.row_lengths(data.tokens, length)
 
     def batch(self, indices: Sequence[int]) -> Batch:
         task, special, example_ids = self.task, self.task.special, None

@@ -21,8 +21,12 @@ def load(path: Path) -> None:
     written = tomllib.loads(path.read_text(encoding="utf-8"))
     if "sweep" in written:
         plan = sweep_settings.make_plan(path, {}, {}, {})
-        given = {"data.corpus": list(plan.sweep.corpus), **plan.settings}
-        resolve_pretrain_config(plan.preset, None, given | sweep_settings.corner_points(plan.grid)[0])
+        point = sweep_settings.corner_points(plan.grid)[0]
+        if plan.sweep.run:
+            transfer_config(open_run("reviews-en"), plan.sweep.task, None, plan.settings | point)
+        else:
+            given = {"data.corpus": list(plan.sweep.corpus), **plan.settings}
+            resolve_pretrain_config(plan.preset, None, given | point)
     elif "compare" in written:
         plan = settings.make_plan(path, {}, {})
         if plan.compare.task != "translate":  # for which no stock ships

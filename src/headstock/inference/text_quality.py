@@ -181,7 +181,7 @@ class CopyDetector:
         """For spans of 1, 2, ... words and each text: True where a span that occurs in the training text starts."""
         for hashes, *own in zip(span_hashes(self.stream), *map(span_hashes, self.texts), strict=False):
             known = np.unique(hashes[0][hashes[1]])
-            yield [np.isin(values, known) for values, _ in own]
+            yield [is_member(values, known) for values, _ in own]
 
     def measure(self, n: int = COPY_WORDS) -> tuple[list[int], list[float]]:
         """Of each text the longest copied span, and the share of words in copied spans of n words or more."""
@@ -193,6 +193,13 @@ class CopyDetector:
             if not any(starts.any() for starts in found):
                 break
         return longest, shares
+
+
+def is_member(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
+    """True where a value occurs in an ordered array, which np.isin would sort again for every text."""
+    if not len(ordered):
+        return np.zeros(len(values), dtype=bool)
+    return ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
 
 
 def covered_share(starts: np.ndarray, n: int) -> float:

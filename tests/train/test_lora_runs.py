@@ -45,7 +45,8 @@ def test_the_run_holds_merged_weights_and_the_adapter(stock, tuned):
         torch.testing.assert_close(after[name], before[name] + 16 / 4 * product, rtol=1e-6, atol=1e-6)
     assert torch.equal(adapter["heads.label.linear.weight"], after["heads.label.linear.weight"])
     with safe_open(run.adapter_file, "pt") as file:
-        assert file.metadata() == {"rank": "4", "alpha": "16.0", "dropout": "0.0", "targets": "attention"}
+        settings = json.loads(file.metadata()["lora"])
+        assert settings == {"rank": 4, "alpha": 16.0, "dropout": 0.0, "targets": "attention"}
     assert run.adapter_file.name in run.manifest() and {path.name for path in out.iterdir()} <= LAYOUT.keys()
     counts = results["parameters"]
     assert counts["lora"] == 2 * 4 * (16 + 48 + 16 + 16) and counts["trainable"] == counts["lora"] + counts["label"]

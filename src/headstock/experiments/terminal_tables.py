@@ -62,7 +62,7 @@ def slice_table(results: dict[str, Any], part: dict[str, Any]) -> "Table":
     arms = [arm_label(arm["name"]) for arm in results["arms"]]
     table = make_table(title, {"group": False, "rows": True} | dict.fromkeys(arms, True))
     for group in part["groups"]:
-        best = max(row["score"] for row in group["arms"])
+        best = (max if is_score(metric) else min)(row["score"] for row in group["arms"])
         cells = (score_cell(metric, row["score"], row, is_best=row["score"] == best) for row in group["arms"])
         table.add_row(group["value"], f"{group['rows']:,}", *(cell.replace("%", "") for cell in cells))
     return table

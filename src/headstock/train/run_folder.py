@@ -262,7 +262,8 @@ class RunFolder:
         self.save_tensors(self.weights_file, tensors)
 
     def save_adapter(self, tensors: dict[str, Tensor], lora: LoRAConfig) -> None:
-        metadata = {name: str(value) for name, value in config.to_dict(lora).items()}
+        # one entry: the library writes several in random order, and equal runs have equal files
+        metadata = {"lora": json.dumps(config.to_dict(lora))}
         self.save_tensors(self.adapter_file, tensors, metadata=metadata)
 
     def save_tensors(self, file: Path, tensors: dict[str, Tensor], *, metadata: dict[str, str] | None = None) -> None:

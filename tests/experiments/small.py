@@ -192,7 +192,7 @@ ARM_DETAILS = {
         "ece": SHARE,
     },
     "risk_coverage": {"aurc": SHARE, "curve": [{"coverage": SHARE, "accuracy": SHARE, "confidence": SHARE}]},
-    "slices": [{"slice": str, "groups": [SCORED | {"value": str, "rows": int}]}],
+    "slices": [{"metric": str, "slice": str, "groups": [SCORED | {"value": str, "rows": int}]}],
     "mistakes": [
         {"place": str, "text": str, "label": str, "predicted": str, "confidence": SHARE, "tokens": [[(str, float)]]}
     ],

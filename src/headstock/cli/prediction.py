@@ -147,12 +147,15 @@ def calibration_lines(metrics: dict[str, Any]) -> Iterator[str]:
 
 def slice_lines(metrics: dict[str, Any]) -> Iterator[str]:
     """The score of each group of rows with its interval."""
+    from headstock.tasks.text_metrics import format_metric, format_range, metric_name
+
     for part in metrics.get("slices", []):
-        yield f"{metrics['slice_metric'].replace('_', ' ')} by {part['slice']}:"
+        metric = metrics["slice_metric"]
+        yield f"{metric_name(metric)} by {part['slice']}:"
         width = max(len(group["value"]) for group in part["groups"])
         for group in part["groups"]:
-            interval = f"(95%: {100 * group['low']:.1f} to {100 * group['high']:.1f})"
-            yield f"  {group['value']:{width}s}  {group['rows']:6,d} rows  {group['score']:.1%}  {interval}"
+            score, ends = format_metric(metric, group["score"]), format_range(metric, group["low"], group["high"])
+            yield f"  {group['value']:{width}s}  {group['rows']:6,d} rows  {score}  (95%: {ends})"
 
 
 @command("Use a run", writes=lambda options: [options["out"]])

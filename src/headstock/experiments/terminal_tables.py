@@ -57,7 +57,7 @@ def comparison_table(results: dict[str, Any]) -> "Table":
 def slice_table(results: dict[str, Any], part: dict[str, Any]) -> "Table":
     """Scores with intervals on one slice: one row per group, one column per arm."""
     metric, labels = results["metric"], results["labels"][-1]
-    scale = "" if metric in NOT_PERCENT else " (%)"
+    scale = " (%)" if is_score(metric) and metric not in NOT_PERCENT else ""
     title = f"{metric_name(metric)} by {part['slice']}{scale}, {labels:,} {nouns_of(results.get('task')).unit}s"
     arms = [arm_label(arm["name"]) for arm in results["arms"]]
     table = make_table(title, {"group": False, "rows": True} | dict.fromkeys(arms, True))

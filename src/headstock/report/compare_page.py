@@ -167,8 +167,9 @@ def training_panels(
 
 def slice_tables(results: Results) -> list[dict[str, Any]]:
     """The slices with their paired differences, each with whether it is clear."""
+    metric = results["metric"]
     return [
-        {**part, "groups": [{**group, "pairs": describe_pairs(group["pairs"])} for group in part["groups"]]}
+        {**part, "groups": [{**group, "pairs": describe_pairs(group["pairs"], metric)} for group in part["groups"]]}
         for part in results.get("slices") or []
         if part.get("groups")
     ]

@@ -360,7 +360,8 @@ class LabelledTask(Task):
     def built_in_slice_scores(self, rows: Records, data: Any, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         """The primary metric of texts with contrast, with negation, and by length."""
         metric = self.row_metrics(data, outputs)[self.primary_metric]
-        return slice_scores(metric, built_in_slices(self.input_texts(rows)))
+        scored = slice_scores(metric, built_in_slices(self.input_texts(rows)))
+        return [{"metric": self.primary_metric, **part} for part in scored]
 
     def input_texts(self, rows: Records) -> list[str]:
         """The texts whose lengths the error analysis considers."""

@@ -185,7 +185,8 @@ def training(
         for axes, (style, runs) in zip(grid, panels, strict=True):
             training_panel(axes, style, runs, limits, key)
         grid[0].set_ylabel(label)
-        grid[-1].legend(loc="best", fontsize=10)
+        if grid[-1].get_legend_handles_labels()[0]:  # a single point, such as SetFit's, has no curve to name
+            grid[-1].legend(loc="best", fontsize=10)
 
     return make_figure(paint, size * len(panels), 270 if size < WIDE else 330)
 

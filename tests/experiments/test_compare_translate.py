@@ -94,7 +94,7 @@ def test_the_report_shows_the_worst_translations(translation):
 
 def test_arms_that_cannot_translate_are_refused(translation, tmp_path):
     folder, options, _ = translation
-    for arm, message in (("tfidf", "TF-IDF"), ("frozen", "no head that could be trained alone")):
+    for arm, message in (("tfidf", "TF-IDF"), ("frozen", "--arms: frozen")):
         with pytest.raises(UserError, match=message):
             compare(
                 folder / "stock", labels=[20], seeds=1, arms=["scratch", arm], **(options | {"out": tmp_path / arm})

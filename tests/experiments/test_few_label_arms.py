@@ -46,7 +46,7 @@ def test_a_changed_template_is_not_read_from_the_cache(results, stock, files):
 @pytest.mark.parametrize(
     ("arms", "options", "message"),
     [
-        (["setfit"], {"task": "tag"}, "--arms: SetFit predicts one class per text and does not apply to tag"),
+        (["setfit"], {"task": "tag"}, "--arms: SetFit .* tag"),
         (["prompt"], {"task": "pair"}, "--arms: prompt asks about one text and does not apply to pair"),
         (["prompt"], {"label_words": ["good=likes", "bda=finds"]}, "no class 'bda'; did you mean 'bad'"),
         (["setfit"], {"settings": {"method": "finetune"}}, "finetune.method: .* follows from the kind of the arm"),

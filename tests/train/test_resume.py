@@ -198,8 +198,8 @@ def pretrain_until_killed(corpus, out, settings, moment):
     def die(*args, **kwargs):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def write_half(path, tensors):
-        write_tensors(path, tensors)
+    def write_half(path, tensors, **options):
+        write_tensors(path, tensors, **options)
         os.truncate(path, os.path.getsize(path) // 2)
         die()
 

@@ -15,6 +15,7 @@ from headstock.intervals import WeightedMetric, macro_f1, weighted_interval
 from headstock.logs import muted
 from headstock.model.model import Model
 from headstock.tasks.base import Task
+from headstock.tasks.classify import nll
 from headstock.tasks.labelled import LabelledTask, metric_value
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import evaluate
@@ -63,21 +64,22 @@ def uncalibrated_metrics(
 ) -> dict[str, Any]:
     """The metrics before calibration, and by how much it changes the loss, with a 95% interval over the rows."""
     thresholds, task.thresholds = task.thresholds, ()
-    metrics = {name: metric_value(values) for name, values in task.row_metrics(data, raw).items()}
-    if (classes := task.true_and_predicted(data, raw)) is not None:
-        metrics["macro_f1"] = macro_f1(*classes)
-    metrics |= {name: value for name, value in task.extra_metrics(data, raw).items() if name in CALIBRATION_METRICS}
-    task.thresholds = thresholds
+    try:
+        metrics = {name: metric_value(values) for name, values in task.row_metrics(data, raw).items()}
+        if (classes := task.true_and_predicted(data, raw)) is not None:
+            metrics["macro_f1"] = macro_f1(*classes)
+        metrics |= {name: value for name, value in task.extra_metrics(data, raw).items() if name in CALIBRATION_METRICS}
+    finally:
+        task.thresholds = thresholds
     result: dict[str, Any] = {"uncalibrated": metrics}
     if not task.multilabel:
-        rows = np.arange(len(data.labels))
-        before, after = (np.log(np.maximum(np.stack(part)[rows, data.labels], 1e-12)) for part in (raw, calibrated))
-        change = before - after
+        before, after = (nll(np.stack(part), data.labels) for part in (raw, calibrated))
+        change = after - before
 
         def mean(weights: np.ndarray) -> np.ndarray:
             return weights @ change / weights.sum(1)
 
-        if (estimate := weighted_interval(WeightedMetric(mean, len(rows), bounds=(-np.inf, np.inf)))) is not None:
+        if (estimate := weighted_interval(WeightedMetric(mean, len(change), bounds=(-np.inf, np.inf)))) is not None:
             result["loss_change"] = estimate.mean
             result["loss_change_interval"] = [estimate.low, estimate.high]
     return result

@@ -250,7 +250,12 @@ def weights_on(device: torch.device, weights: tuple[float, ...]) -> Tensor:
 
 def mean_nll(probabilities: np.ndarray, labels: np.ndarray) -> float:
     """The mean negative log-likelihood of labels (N,) under probabilities (N, C)."""
-    return float(-np.log(np.maximum(probabilities[np.arange(len(labels)), labels], MIN_PROBABILITY)).mean())
+    return float(nll(probabilities, labels).mean())
+
+
+def nll(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """(N,) the negative log-likelihood of each label."""
+    return -np.log(np.maximum(probabilities[np.arange(len(labels)), labels], MIN_PROBABILITY))
 
 
 def above_thresholds(probabilities: np.ndarray, thresholds: Sequence[float]) -> np.ndarray:

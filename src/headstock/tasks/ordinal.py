@@ -144,7 +144,7 @@ class Ordinal(Classify):
     # Metrics
 
     def row_metrics(self, data: EncodedRows, outputs: Sequence[np.ndarray]) -> RowMetrics:
-        predicted, levels = np.stack(outputs).argmax(1), self.levels
+        predicted, levels = self.predicted_ids(np.stack(outputs)), self.levels
         kappa = regression_metrics(data.labels, predicted, ["quadratic_kappa"])
         values = regression_metrics(levels[data.labels], levels[predicted], ["mae", "spearman"])
         return {**kappa, **super().row_metrics(data, outputs), **values}

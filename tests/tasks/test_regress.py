@@ -13,7 +13,8 @@ from headstock.data.records import Records
 from headstock.errors import UserError
 from headstock.experiments.arms.tfidf import TfidfRegressor
 from headstock.experiments.compare import compare
-from headstock.experiments.trial_evaluation import add_error_analysis
+from headstock.experiments.trial_evaluation import LabelsOnly, add_error_analysis, primary_score
+from headstock.inference.evaluation import uncalibrated_metrics
 from headstock.model.heads import OrdinalHead
 from headstock.report.pages import write_report
 from headstock.tasks.ordinal import Ordinal, OrdinalConfig, initial_cutpoints
@@ -212,6 +213,17 @@ def test_ratings_are_valid_and_near_the_true_ones(rater):
     assert test["mae"] < 1 and "accuracy" in test
 
 
+def test_all_metrics_follow_the_decision_thresholds():
+    task = Ordinal(OrdinalConfig(classes=("1", "2", "3")), None)
+    data, outputs = LabelsOnly(np.array([2, 2, 0])), [np.array([0.5, 0.1, 0.4])] * 2 + [np.array([0.8, 0.15, 0.05])]
+    assert task.row_metrics(data, outputs)["mae"].total() == pytest.approx(4 / 3)
+    task.thresholds = (0.7, 0.5, 0.3)
+    metrics = task.row_metrics(data, outputs)
+    assert metrics["mae"].total() == 0 and metrics["quadratic_kappa"].total() == pytest.approx(1)
+    assert uncalibrated_metrics(task, data, outputs, outputs)["uncalibrated"]["mae"] == pytest.approx(4 / 3)
+    assert task.thresholds == (0.7, 0.5, 0.3)
+
+
 def test_ordered_words_need_their_order():
     words = records(["low", "high", "mid", "low"])
     with pytest.raises(UserError, match="order="):
@@ -247,6 +259,13 @@ def test_arms_are_compared_by_an_error(stock, files, tmp_path):
     assert "MAE" in results["verdicts"][0] and "points" not in results["verdicts"][0]
     assert results["data"]["train"]["labels"]["highest"] <= 22
     assert "lower is better" in write_report(tmp_path / "out").read_text(encoding="utf-8")
+
+
+def test_arms_without_training_are_validated_by_the_metric_of_the_task():
+    task = Ordinal(OrdinalConfig(classes=("18.0", "19.0", "20.0", "21.0", "22.0")), None)
+    valid = records(["18.0", "19.0", "20.0", "21.0", "22.0"])
+    near = np.eye(5)[[1, 2, 3, 4, 4]]  # one above, so that kappa is high and accuracy low
+    assert primary_score(task, valid, near) == pytest.approx(0.8, abs=0.05)
 
 
 # Export

@@ -73,6 +73,15 @@ class LabelsOnly:
     labels: np.ndarray
 
 
+def labels_only(task: LabelledTask, records: Records) -> LabelsOnly:
+    return LabelsOnly(task.label_array(records) if task.predicts_values else label_numbers(records, task.config))
+
+
+def primary_score(task: LabelledTask, records: Records, outputs: np.ndarray) -> float:
+    """The task's primary metric of a model that the training loop did not train."""
+    return metric_value(task.row_metrics(labels_only(task, records), list(outputs))[task.primary_metric])
+
+
 def evaluate_probabilities(
     task: LabelledTask,
     records: Records,
@@ -87,8 +96,7 @@ def evaluate_probabilities(
 
     These are probabilities (N, C), or values (N, 1) where the task predicts them.
     """
-    labels = task.label_array(records) if task.predicts_values else label_numbers(records, task.config)
-    values, data = probabilities(records), LabelsOnly(labels)
+    values, data = probabilities(records), labels_only(task, records)
     predicted = None
     if unlabelled is not None:
         predicted = task.predictions(None, stored_outputs(task, list(probabilities(unlabelled))))

@@ -12,10 +12,9 @@ from headstock.experiments.arms.base import ARM_KINDS, ArmKind
 from headstock.experiments.arms.tfidf import TfidfArm
 from headstock.experiments.compare_trials import ExperimentContext, GridPoint
 from headstock.experiments.grid import TrialResult
-from headstock.experiments.trial_evaluation import evaluate_probabilities
+from headstock.experiments.trial_evaluation import evaluate_probabilities, primary_score
 from headstock.inference.pipeline import Pipeline, load
 from headstock.inference.prompt import PromptSettings
-from headstock.tasks.class_labels import label_numbers
 from headstock.train.callbacks import Callback
 from headstock.train.labelled_data import stratified_order
 from headstock.train.resolve import labelled_task
@@ -61,14 +60,13 @@ class PromptArm(ArmKind):
             texts = tuple(records.display_texts)
             return prompt_probabilities(str(point.arm.run), device, settings, classes, examples, texts)
 
-        correct = probabilities(valid).argmax(1) == label_numbers(valid, context.task.config)
         return evaluate_probabilities(
             context.task,
             context.eval_records,
             probabilities,
             unlabelled=context.unlabelled_test,
             analyze_errors=point.analyze_errors,
-            valid_score=float(correct.mean()),
+            valid_score=primary_score(context.task, valid, probabilities(valid)),
             chosen=None,
         )
 

@@ -12,9 +12,8 @@ from headstock.errors import UserError
 from headstock.experiments.arms.base import ARM_KINDS, ArmKind
 from headstock.experiments.compare_trials import ExperimentContext, GridPoint
 from headstock.experiments.grid import TrialResult
-from headstock.experiments.trial_evaluation import LabelsOnly, evaluate_probabilities
+from headstock.experiments.trial_evaluation import evaluate_probabilities, primary_score
 from headstock.tasks.class_labels import label_numbers
-from headstock.tasks.labelled import metric_value
 from headstock.train.callbacks import Callback
 from headstock.train.resolve import labelled_task
 from headstock.train.settings import RunConfig
@@ -262,18 +261,12 @@ class TfidfArm(ArmKind):
         callbacks: Sequence[Callback],
     ) -> TrialResult:
         task, model = context.task, fit_tfidf(context, train, valid, seed=point.seed)
-        if isinstance(model, TfidfClassifier):
-            valid_score = model.valid_accuracy
-        else:
-            rows = LabelsOnly(task.label_array(valid))
-            metrics = task.row_metrics(rows, list(model.outputs(input_texts(valid))))
-            valid_score = metric_value(metrics[task.primary_metric])
         return evaluate_probabilities(
             task,
             context.eval_records,
             lambda records: model.outputs(input_texts(records)),
             unlabelled=context.unlabelled_test,
             analyze_errors=point.analyze_errors,
-            valid_score=valid_score,
+            valid_score=primary_score(task, valid, model.outputs(input_texts(valid))),
             chosen=model.chosen,
         )

@@ -107,6 +107,20 @@ def test_a_zeroed_head_equals_zeroed_weights():
 
 
 @torch.no_grad()
+def test_functions_can_be_given_for_patterns():
+    model, batch = small_model(), Batch(some_tokens(2, 7))
+    for point in ("attention.head_output", "feed.output"):
+        names = [f"blocks.{layer}.{point}" for layer in range(2)]
+        expected = run_with_hooks(model, batch, dict.fromkeys(names, torch.zeros_like)).hidden
+        one = run_with_hooks(model, batch, {names[0]: torch.zeros_like}).hidden
+        every = run_with_hooks(model, batch, {f"blocks.*.{point}": torch.zeros_like}).hidden
+        assert torch.equal(every, expected) and not torch.allclose(every, one, atol=1e-4)
+        seen = []  # a second match receives the replacement, and reading it changes nothing
+        both = run_with_hooks(model, batch, {f"blocks.*.{point}": torch.zeros_like, names[1]: seen.append}).hidden
+        assert torch.equal(both, expected) and len(seen) == 1 and not seen[0].any()
+
+
+@torch.no_grad()
 def test_replaced_queries_and_weights_are_those_that_attend():
     model, batch = small_model(), Batch(some_tokens(1, 6))
     _, cache = run_with_cache(model, batch)

@@ -132,7 +132,7 @@ def run_with_cache(
 
 
 def run_with_hooks(model: Model, batch: Batch, functions: Mapping[str, HookFunction]) -> Output:
-    """The output for a batch while the activation at each name is passed to its function, which may replace it."""
+    """The output for a batch while each activation is passed to its function by name (see `hooked`)."""
     check_order(model, batch)
     with hooked(model, functions):
         return model(batch)
@@ -151,12 +151,16 @@ def check_order(model: Model, batch: Batch) -> None:
 
 @contextmanager
 def hooked(model: Model, functions: Mapping[str, HookFunction]) -> Iterator[None]:
-    """Within this context, whatever runs the model passes its activations through `functions`."""
+    """Within this context, whatever runs the model passes its activations through `functions`.
+
+    Names may contain *; where several match a point, each function receives what the one before it returned.
+    """
     points = hook_points(model)
     attentions: dict[Attention, dict[str, HookFunction]] = {}
     with ExitStack() as stack:
         for name in select_names(points, list(functions)):
-            point, function = points[name], functions[name]
+            point = points[name]
+            function = chain_functions([each for pattern, each in functions.items() if fnmatchcase(name, pattern)])
             if point.site == "input":
                 handle = point.module.register_forward_pre_hook(input_hook(function), with_kwargs=True)
                 stack.callback(handle.remove)
@@ -169,6 +173,19 @@ def hooked(model: Model, functions: Mapping[str, HookFunction]) -> Iterator[None
             stack.callback(setattr, attention, "hook", attention.hook)
             attention.hook = attention_hook(by_site, attention.hook)
         yield
+
+
+def chain_functions(functions: Sequence[HookFunction]) -> HookFunction:
+    """One function that applies all in order; it returns None where none of them replaces the activation."""
+
+    def apply(activation: Tensor) -> Tensor | None:
+        result = None
+        for function in functions:
+            if (replacement := function(activation)) is not None:
+                result = activation = replacement
+        return result
+
+    return apply
 
 
 def input_hook(function: HookFunction) -> Callable[..., Any]:

@@ -117,6 +117,20 @@ def test_faiss_finds_what_exact_search_finds(pipeline):
     assert json.loads((index.folder / "faiss.json").read_text())["recall"] >= 0.9
 
 
+def test_documents_that_faiss_does_not_reach_are_left_out(pipeline, monkeypatch):
+    """FAISS fills a row with -1 where the graph leads to fewer documents than asked for."""
+    faiss = pytest.importorskip("faiss")
+    index = pipeline.search_index(DOCUMENTS)
+    graph = faiss.IndexHNSWFlat(index.vectors.shape[1], 32, faiss.METRIC_INNER_PRODUCT)
+    graph.add(np.asarray(index.vectors[:4]))
+    monkeypatch.setattr(index, "faiss_index", lambda: graph)
+    numbers, _ = index.nearest(index.embed(QUERIES), top=300, kind="faiss")
+    assert numbers.shape == (len(QUERIES), len(DOCUMENTS)) and (numbers < 0).any(1).all()
+    assert graph.hnsw.efSearch == 600
+    for hits in index.search(QUERIES, top=300, kind="faiss"):
+        assert sorted(hit.document for hit in hits) == [0, 1, 2, 3] and [hit.rank for hit in hits] == [1, 2, 3, 4]
+
+
 def test_the_search_verb(call, tmp_path):
     corpus, queries = tmp_path / "films.csv", tmp_path / "queries.txt"
     corpus.write_text("review\n" + "\n".join(f'"{text}"' for text in DOCUMENTS), encoding="utf-8")

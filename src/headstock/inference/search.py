@@ -147,7 +147,7 @@ class SearchIndex:
             raise UserError(f"query {blank} of {len(texts)} is blank")
         numbers, scores = self.nearest(self.embed(texts), top=top, kind=kind)
         return [
-            [self.hit(rank, *found) for rank, found in enumerate(zip(*row, strict=True), 1)]
+            [self.hit(rank, *pair) for rank, pair in enumerate(zip(*row, strict=True), 1) if pair[0] >= 0]
             for row in zip(numbers.tolist(), scores.tolist(), strict=True)
         ]
 
@@ -157,13 +157,17 @@ class SearchIndex:
         return unit_vectors(np.asarray(vectors), self.mean, self.whitening)
 
     def nearest(self, queries: np.ndarray, *, top: int, kind: IndexKind = "exact") -> tuple[np.ndarray, np.ndarray]:
-        """(Q, K) document numbers and cosine similarities of the nearest documents to (Q, D) unit vectors."""
+        """(Q, K) document numbers and cosine similarities of the nearest documents to (Q, D) unit vectors.
+
+        Where FAISS reaches fewer than K documents, the row ends with numbers of -1.
+        """
         check_choice("index", kind, get_args(IndexKind))
         if top < 1:
             raise UserError(f"top: must be 1 or more, not {top}")
         if kind == "exact":
             return exact_nearest(self.vectors, queries, top, self.pipeline.model.device)
         index = self.faiss_index()
+        index.hnsw.efSearch = max(HNSW_SEARCH, 2 * top)
         scores, numbers = index.search(queries, min(top, len(self)))
         return numbers, scores
 

@@ -119,6 +119,8 @@ def test_invalid_input_is_refused(tokenizer):
         explain_logits(make_classifier(tokenizer, task_layers="mix"), [TEXT])
     with pytest.raises(UserError, match="--versus good: is the answer that is explained"):
         explain_logits(make_classifier(tokenizer), [TEXT], label="good", versus="good")
+    with pytest.raises(UserError, match="log-probabilities of ordered classes"):
+        explain_logits(make_pipeline(tokenizer, "ordinal", task_classes=("1", "2", "3"), task_pool="mean"), [TEXT])
     with pytest.raises(UserError, match="--at 99"):
         explain_logits(make_pipeline(tokenizer, "translate", family="seq2seq"), [TEXT], label="Ben", at=99)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headstock.errors import UserError
 from headstock.explain import document as doc
 from headstock.explain.gradients_document import BLUE, ORANGE
 from headstock.explain.hooks import POINT_AFTER, SUBLAYERS, block_stacks, run_with_cache, stack_prefix
@@ -19,6 +20,7 @@ from headstock.explain.logit_target import LogitTarget, double_copy, logit_targe
 from headstock.explain.render_document import picture_of
 from headstock.inference.pipeline import Pipeline
 from headstock.model.backbones.transformer import Transformer
+from headstock.model.heads import OrdinalHead
 from headstock.model.model import Model
 from headstock.report.theme import GRID, WIDE
 
@@ -91,6 +93,9 @@ def explain_logits(
     at: int | None = None,
 ) -> LogitFacts:
     """What each part of the model adds to the logit of an answer, or to the difference of two."""
+    if any(isinstance(head, OrdinalHead) for head in pipeline.model.heads.values()):
+        problem = "its head gives log-probabilities of ordered classes, which are no sum of contributions"
+        raise UserError(f"{pipeline.run}: {problem}; use headstock explain patch")
     target = logit_target(pipeline, texts, label=label, versus=versus, at=at)
     model = double_copy(pipeline.model)
     target = replace(target, batch=target.batch.to(model.device))

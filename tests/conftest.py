@@ -6,6 +6,8 @@ import shutil
 import sys
 from pathlib import Path
 
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read when torch and numpy are imported
+
 import hypothesis
 import pytest
 import torch
@@ -29,7 +31,6 @@ def pytest_collection_modifyitems(items):
 def own_cache(tmp_path_factory):
     """No test reads or writes the user's cache; programs that tests start inherit it."""
     os.environ["HEADSTOCK_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(scope="session")

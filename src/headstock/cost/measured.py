@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from headstock.model.backbone import Backbone
 from headstock.model.batch import Batch
 
 Forward = Callable[[nn.Module, str], Any]  # runs a module on one row on a device
+# FLOPs and saved values by the numbers of tokens: a summary asks for the same costs several times
+_measurements: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], tuple[int, int]]] = WeakKeyDictionary()
 
 
 def measured_note(names: Sequence[str]) -> str:
@@ -36,7 +39,7 @@ def measured_backbone(backbone: Backbone, length: int, source_length: int) -> Mo
             source = Batch(torch.zeros(1, source_length, dtype=torch.long, device=device))
         return module(Batch(torch.zeros(1, length, dtype=torch.long, device=device), source=source)).hidden
 
-    return _measured("backbone", backbone, forward, tokens=length, counted=set())
+    return _measured("backbone", backbone, forward, tokens=(length, source_length), counted=set())
 
 
 def measured_head(head: nn.Module, backbone: Backbone) -> ModuleCost:
@@ -45,16 +48,21 @@ def measured_head(head: nn.Module, backbone: Backbone) -> ModuleCost:
     def forward(module: nn.Module, device: str) -> Any:
         return module(torch.zeros(1, backbone.width, device=device, requires_grad=True))
 
-    return _measured("head", head, forward, tokens=1, counted={id(parameter) for parameter in backbone.parameters()})
+    return _measured("head", head, forward, tokens=(1,), counted={id(parameter) for parameter in backbone.parameters()})
 
 
-def _measured(name: str, module: nn.Module, forward: Forward, *, tokens: int, counted: set[int]) -> ModuleCost:
-    try:
-        flops, saved = _run(module, forward, "meta")
-    except (RuntimeError, NotImplementedError):  # it looks at values, which meta tensors do not have
-        flops, saved = _run(module, forward, "cpu")
+def _measured(
+    name: str, module: nn.Module, forward: Forward, *, tokens: tuple[int, ...], counted: set[int]
+) -> ModuleCost:
+    known = _measurements.setdefault(module, {})
+    if tokens not in known:
+        try:
+            known[tokens] = _run(module, forward, "meta")
+        except (RuntimeError, NotImplementedError):  # it looks at values, which meta tensors do not have
+            known[tokens] = _run(module, forward, "cpu")
+    flops, saved = known[tokens]
     tree = _parameters(name, module, counted)
-    return replace(tree, flops=flops / tokens, saved=SavedActivations(saved / tokens), measured=True)
+    return replace(tree, flops=flops / tokens[0], saved=SavedActivations(saved / tokens[0]), measured=True)
 
 
 def _run(module: nn.Module, forward: Forward, device: str) -> tuple[int, int]:

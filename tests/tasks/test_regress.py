@@ -256,6 +256,8 @@ def test_arms_are_compared_by_an_error(stock, files, tmp_path):
     assert results["metric"] == "mae" and results["better"] == "lower" and results["majority"] is None
     assert set(scores) == {"scratch", "pretrained", "frozen", "tfidf"} and all(score > 0 for score in scores.values())
     assert all(0 < cell["valid_score"] < 5 for cell in results["cells"])  # by the same metric in every arm
+    units = [cell["loss"] / cell["rmse"] ** 2 for cell in results["cells"]]
+    assert units == pytest.approx([units[0]] * len(units), rel=1e-4)  # those of all training rows
     assert "MAE" in results["verdicts"][0] and "points" not in results["verdicts"][0]
     assert results["data"]["train"]["labels"]["highest"] <= 22
     assert "lower is better" in write_report(tmp_path / "out").read_text(encoding="utf-8")

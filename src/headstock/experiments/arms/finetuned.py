@@ -49,8 +49,9 @@ class FinetunedArm(ArmKind):
         if context.unlabelled_test is not None:
             rows = task.prepare(context.unlabelled_test)
             predicted = task.predictions(rows, fitted.outputs(rows, dtype=dtype))
+        # in units of all training rows, so that the losses of arms and label counts compare
         result = {
-            **evaluate_outputs(task, eval_data, outputs),
+            **evaluate_outputs(context.task if task.predicts_values else task, eval_data, outputs),
             "valid_score": valid_score(fitted, data.valid, dtype),
             "best_epoch": fitted.best_epoch,
             "tokens_per_second": None if frozen else tokens_per_second(fitted),  # frozen features are computed once

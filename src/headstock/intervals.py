@@ -12,7 +12,7 @@ seeds that tie by chance would then cover too little. `benchmarks/interval_cover
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +39,7 @@ class SufficientStatistics:
     values: np.ndarray  # (N, K); for S models (S, N, K)
     score: Callable[[np.ndarray], np.ndarray]  # (..., K) sums -> (...) scores
     bounds: tuple[float, float] = (0.0, 1.0)  # of the score
+    alone: Callable[[np.ndarray], np.ndarray] | None = None  # the counts of a part of the items, if they depend on it
 
     def total(self) -> np.ndarray:
         """The score over all items: one number, or for S models (S,)."""
@@ -49,7 +50,12 @@ class SufficientStatistics:
         return self.values.shape
 
     def __getitem__(self, index: None) -> "SufficientStatistics":
-        return SufficientStatistics(self.values[index], self.score, self.bounds)
+        return replace(self, values=self.values[index])
+
+    def part(self, items: np.ndarray) -> "SufficientStatistics":
+        """Of some items, by a mask (N,)."""
+        values = self.values[..., items, :]
+        return replace(self, values=values if self.alone is None else self.alone(values))
 
 
 @dataclass(frozen=True)
@@ -58,9 +64,10 @@ class Formula:
 
     score: Callable[[np.ndarray], np.ndarray]
     bounds: tuple[float, float] = (0.0, 1.0)
+    alone: Callable[[np.ndarray], np.ndarray] | None = None
 
     def of(self, values: np.ndarray) -> SufficientStatistics:
-        return SufficientStatistics(values, self.score, self.bounds)
+        return SufficientStatistics(values, self.score, self.bounds, self.alone)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from scipy.stats import pearsonr, rankdata, spearmanr
 from sklearn.metrics import cohen_kappa_score, mean_absolute_error, mean_squared_error, r2_score
 
+from headstock.experiments.comparison_slices import select_rows
 from headstock.intervals import difference, item_interval
 from headstock.tasks.regression_metrics import FORMULAS, regression_metrics
+from headstock.tasks.slice_scores import group_score
 
 NAMES = ("pearson", "spearman", "mae", "rmse", "r2")
 
@@ -57,6 +59,18 @@ def test_a_sample_of_rows_is_scored_from_its_sums(name):
     else:
         expected = references(true[rows], predicted[rows])[name]
     assert sampled == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_slice_is_scored_as_if_its_rows_were_alone(name):
+    random = np.random.default_rng(3)
+    true, predicted = random.integers(5, size=60), random.normal(size=60)
+    mask = (true > 2) | (predicted > 0)
+    statistics = regression_metrics(true, predicted, [name])[name]
+    expected = references(true[mask], predicted[mask])[name]
+    assert group_score(statistics, "high", mask)["score"] == pytest.approx(expected)
+    seeds = FORMULAS[name].of(np.stack([statistics.values, statistics.values]))
+    assert select_rows((seeds, None), mask)[0].total() == pytest.approx([expected, expected])
 
 
 def test_constants_have_no_correlation_and_no_explained_variance():

@@ -1,7 +1,6 @@
 """The scores of every arm on slices of the evaluation rows, and their paired differences."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -55,5 +54,5 @@ def estimate(name: str, mean: float, low: float | None, high: float | None) -> d
 def select_rows(values: RowValues, rows: np.ndarray) -> RowValues:
     numerators, denominators = values
     if isinstance(numerators, SufficientStatistics):
-        return replace(numerators, values=numerators.values[:, rows]), None
+        return numerators.part(rows), None
     return numerators[:, rows], None if denominators is None else denominators[:, rows]

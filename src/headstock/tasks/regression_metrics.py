@@ -16,13 +16,13 @@ UNBOUNDED = float("inf")
 
 
 def moments(true: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """(N, 6): 1, y, p, y², p² and y p of labels y and predictions p, in units of the labels' mean and deviation.
+    """(..., N, 6): 1, y, p, y², p² and y p of labels y and predictions p, in units of the labels' mean and deviation.
 
     Correlations, R² and kappa are the same in any units, and small numbers keep their digits.
     """
     center, scale = true.mean(), true.std() or 1.0
     y, p = (true - center) / scale, (predicted - center) / scale
-    return np.stack([np.ones(len(y)), y, p, y * y, p * p, y * p], axis=1)
+    return np.stack([np.ones_like(y), y, p, y * y, p * p, y * p], axis=-1)
 
 
 def batch_moments(true: Tensor, predicted: Tensor, mask: Tensor) -> dict[str, Tensor]:
@@ -81,9 +81,16 @@ def root_mean(sums: np.ndarray) -> np.ndarray:
     return np.sqrt(mean(sums))
 
 
+def ranked_again(values: np.ndarray) -> np.ndarray:
+    """(..., N, 6) moments of ranks among more rows -> of the ranks among these rows."""
+    from scipy.stats import rankdata
+
+    return moments(rankdata(values[..., 1], axis=-1), rankdata(values[..., 2], axis=-1))
+
+
 FORMULAS = {
     "pearson": Formula(pearson, CORRELATION),
-    "spearman": Formula(pearson, CORRELATION),  # of ranks
+    "spearman": Formula(pearson, CORRELATION, ranked_again),
     "mae": Formula(mean, (0.0, UNBOUNDED)),
     "rmse": Formula(root_mean, (0.0, UNBOUNDED)),
     "r2": Formula(r2, (-UNBOUNDED, 1.0)),
@@ -96,7 +103,8 @@ def regression_metrics(
 ) -> dict[str, SufficientStatistics]:
     """The named metrics of predictions (N,) for labels (N,).
 
-    The ranks of Spearman's rho are those among all rows, also in a resample. For kappa both must be whole numbers.
+    The ranks of Spearman's rho are those among all rows, also in a resample; a slice is ranked again. For kappa both
+    must be whole numbers.
     """
     from scipy.stats import rankdata
 

@@ -1,7 +1,6 @@
 """A metric of each group of rows of a slice, with its interval."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ def group_score(
     metric: tuple[np.ndarray, np.ndarray] | SufficientStatistics, value: str, rows: np.ndarray
 ) -> dict[str, Any]:
     if isinstance(metric, SufficientStatistics):
-        estimate = item_interval(replace(metric, values=metric.values[rows]))
+        estimate = item_interval(metric.part(rows))
     else:
         numerators, denominators = (part[rows] for part in metric)
         estimate = item_interval(numerators, None if (denominators == 1).all() else denominators)

@@ -11,9 +11,9 @@ quantiles of the normal and of Student's t. To subtract all of it would be unbia
 seeds that tie by chance would then cover too little. `benchmarks/interval_coverage.py` measures the coverage.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ MIN_RESAMPLES = 200
 MAX_WEIGHTS = 50_000_000  # row weights that a metric reads in all; of many rows and classes there are fewer resamples
 CHUNK_WEIGHTS = 1_000_000  # at once
 TAILS = (0.025, 0.975)
+JACKKNIFE_GROUPS = 20
 NORMAL_QUANTILE = 1.959964  # 97.5% of the standard normal distribution
 
 Integers = NDArray[np.integer]
@@ -176,6 +177,48 @@ def weighted_interval(metric: WeightedMetric, *, key: Key = ()) -> Interval | No
         scores.append(metric.score(weights.astype(float)))
     resampled = np.concatenate(scores)
     return Interval(mean, *_item_bounds(mean, resampled[~np.isnan(resampled)], metric.rows, metric.bounds))
+
+
+def resampled_weights(items: int, *, key: Key, resamples: int = RESAMPLES) -> Integers:
+    """(R, N): how often each item occurs in every resample of the items."""
+    return generator(*key).multinomial(items, np.full(items, 1 / items), resamples)
+
+
+def resampled_ratios(sums: Floats, counts: Floats, *, key: Key) -> Floats:
+    """The sum of `sums` over that of `counts`, both (N, ...), in every resample of the items, (R, ...)."""
+    weights = resampled_weights(len(sums), key=key).astype(float)
+    return ratios(weights @ sums, weights @ counts)
+
+
+def ratios(sums: Floats, counts: Floats) -> Floats:
+    """NaN where there are no counts."""
+    return np.divide(sums, counts, out=np.full(np.shape(sums), np.nan), where=np.asarray(counts) > 0)
+
+
+def ratio_interval(sums: Floats, counts: Floats, *, key: Key) -> Interval:
+    """The sum of `sums` over that of `counts`, both (N,), in any unit: the resamples alone bound the interval."""
+    if not counts.sum():
+        return Interval(float("nan"), None, None)
+    low, high = np.nanquantile(resampled_ratios(sums, counts, key=key), TAILS)
+    return Interval(float(sums.sum() / counts.sum()), float(low), float(high))
+
+
+def jackknife_interval(
+    measure: Callable[..., float], *sets: Sequence[Any], bounds: tuple[float, float] = (-np.inf, np.inf)
+) -> Interval:
+    """A measure of one or more whole sets, with an interval from leaving out a twentieth of each at a time.
+
+    Not a bootstrap: a resample contains items twice, which would itself lower a diversity that is measured.
+    """
+    groups, value = min(JACKKNIFE_GROUPS, *map(len, sets)), measure(*sets)
+    if groups < 2:
+        return Interval(value, None, None)
+    parts = [
+        measure(*([item for i, item in enumerate(items) if i % groups != group] for items in sets))
+        for group in range(groups)
+    ]
+    spread = NORMAL_QUANTILE * float(np.sqrt((groups - 1) * np.var(parts)))
+    return Interval(value, max(bounds[0], value - spread), min(bounds[1], value + spread))
 
 
 def crossed_interval(

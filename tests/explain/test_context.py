@@ -6,7 +6,14 @@ import pytest
 from headstock.data.corpus import read_corpus
 from headstock.data.token_store import build_store
 from headstock.errors import UserError
-from headstock.explain.context import default_context, explain_context, position_bins
+from headstock.explain.context import (
+    ContextFacts,
+    LossTable,
+    RunContext,
+    default_context,
+    explain_context,
+    position_bins,
+)
 from headstock.explain.context_document import context_document
 from headstock.explain.render_document import terminal
 from tests.explain.pipelines import make_pipeline
@@ -79,6 +86,27 @@ def test_intervals_cover_the_mean_and_pair_the_runs(tokenizer, store):
     paired = different[-1].high - different[-1].low
     assert paired < sum(value.high - value.low for value in unpaired)
     assert default_context(np.array([10] * 100), 64) == 8
+
+
+def test_rare_and_empty_bins():
+    """Two of 200 rows fill the second bin, which many resamples lack; none fills the third."""
+    counts = np.ones((200, 3))
+    counts[2:, 1], counts[:, 2] = 0, 0
+    losses = counts * 3.0
+    losses[1, 1] = 3.5
+    table = LossTable(losses, counts)
+    full, rare, empty = table.losses_by_bin()
+    assert (full.mean, full.low, full.high) == (3, 3, 3)
+    assert (rare.mean, rare.low, rare.high) == (3.25, 3, 3.5)
+    assert np.isnan([empty.mean, empty.low, empty.high]).all()
+    first, second = table.gains()
+    assert (first.mean, first.low, first.high) == (-0.25, -0.5, 0) and np.isnan(second.mean)
+    runs = [RunContext(name, table, None, 3.0) for name in "ab"]
+    facts = ContextFacts("", 8, [(0, 1), (2, 3), (4, 7)], [], 0, runs, paired=True)
+    result = facts.to_dict()
+    assert [row["last"] for row in result["runs"][0]["positions"]] == [1, 3]
+    assert [row["last"] for row in result["differences"][0]["positions"]] == [1, 3]
+    assert "nan" not in "\n".join(map(str, terminal(context_document(facts))))
 
 
 def test_documents_show_every_run(tokenizer, store):

@@ -11,13 +11,13 @@ from headstock.inference.mauve import kl, mauve, mauve_of_histograms
 from headstock.inference.text_quality import (
     CopyDetector,
     distinct,
-    jackknife_interval,
     longest_repeat,
     mean_interval,
     repetition,
     self_bleu,
     zipf_coefficient,
 )
+from headstock.intervals import jackknife_interval
 
 MAUVE_TEXT = 0.2711696522515651  # by the package mauve-text 0.4.0, for the histograms of the test
 
@@ -62,13 +62,13 @@ def test_diversity_and_zipf():
 def test_intervals_match_the_standard_error_of_a_mean():
     values = np.random.default_rng(0).normal(3, 1, 400).tolist()
     expected = 1.96 * np.std(values, ddof=1) / 20
-    bootstrap, jackknife = mean_interval(values, key="x"), jackknife_interval(values, lambda part: float(np.mean(part)))
+    bootstrap, jackknife = mean_interval(values, key="x"), jackknife_interval(lambda part: float(np.mean(part)), values)
     assert (bootstrap.high - bootstrap.low) / 2 == pytest.approx(expected, rel=0.1)
     assert (jackknife.high - jackknife.low) / 2 == pytest.approx(expected, rel=0.4)
     # a bootstrap of distinct-n would be biased: a resample has texts twice
     texts = random_texts(100, words=[f"w{i}" for i in range(500)])
     resample = [texts[i] for i in np.random.default_rng(0).integers(100, size=100)]
-    interval = jackknife_interval(texts, lambda part: distinct(part, 2))
+    interval = jackknife_interval(lambda part: distinct(part, 2), texts)
     assert distinct(resample, 2) < interval.low <= distinct(texts, 2)
 
 

@@ -21,14 +21,12 @@ from headstock.decoding.batching import max_batch_tokens, to_device, token_batch
 from headstock.errors import UserError
 from headstock.inference.pipeline import Pipeline
 from headstock.inference.score import ScoredPositions, score_rows, target_log_probabilities
+from headstock.intervals import TAILS, ratios, resampled_ratios
 from headstock.kernels.backends import fast_cpu_kernels
 from headstock.model.batch import IGNORE_INDEX
-from headstock.rng import generator
 from headstock.tasks.packing import PackedWindows
 from headstock.tasks.special_tokens import bos_id
 
-RESAMPLES = 2000
-TAILS = (0.025, 0.975)
 MIN_CLUSTERS = 30  # fewer documents do not represent the variation: stretches of text are resampled instead
 STRETCHES = 100
 MIN_SHARE = 0.25  # of the tokens must have as much text before them as the longest context that is measured
@@ -37,7 +35,7 @@ NEGLIGIBLE = math.log(1.01)  # nats: 1% of perplexity
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean in nats with its 95% interval."""
+    """A mean in nats with its 95% interval; NaN where there are no tokens."""
 
     mean: float
     low: float
@@ -53,11 +51,12 @@ class LossTable:
 
     def means(self, contrast: np.ndarray) -> list[Estimate]:
         """Of each row of `contrast` (M, K), the weighted sum of the bins' mean losses, over resampled clusters."""
-        random, clusters = generator("context"), len(self.losses)
-        repeats = random.multinomial(clusters, np.full(clusters, 1 / clusters), RESAMPLES).astype(float)  # (R, C)
-        resampled = _ratio(repeats @ self.losses, repeats @ self.counts) @ contrast.T  # (R, M)
-        means = _ratio(self.losses.sum(0), self.counts.sum(0)) @ contrast.T
-        lows, highs = np.quantile(resampled, TAILS, axis=0)
+        means = _contrasts(ratios(self.losses.sum(0), self.counts.sum(0)), contrast)  # (M,)
+        resampled = _contrasts(resampled_ratios(self.losses, self.counts, key=("context",)), contrast)  # (R, M)
+        lows, highs = np.full((2, len(means)), np.nan)
+        known = ~np.isnan(means)
+        if known.any():
+            lows[known], highs[known] = np.nanquantile(resampled[:, known], TAILS, axis=0)
         rows = zip(means, np.minimum(lows, means), np.maximum(highs, means), strict=True)
         return [Estimate(*map(float, row)) for row in rows]
 
@@ -75,8 +74,10 @@ class LossTable:
         return LossTable(self.losses - other.losses, self.counts).losses_by_bin()
 
 
-def _ratio(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    return sums / np.maximum(counts, 1e-9)
+def _contrasts(values: np.ndarray, contrast: np.ndarray) -> np.ndarray:
+    """values (..., K) @ contrast (M, K)' where a NaN counts only in the sums that it is part of."""
+    unknown = np.isnan(values).astype(float) @ (contrast != 0).T > 0
+    return np.where(unknown, np.nan, np.nan_to_num(values) @ contrast.T)
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,7 @@ class ContextFacts:
         return [
             key | {name: value.mean, "low": value.low, "high": value.high}
             for key, value in zip(keys, estimates, strict=False)
+            if not math.isnan(value.mean)
         ]
 
 

@@ -1,5 +1,6 @@
 """Describes how language models use their context: tables and charts of the loss by position and context length."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ def verdicts(facts: ContextFacts, names: Sequence[str]) -> list[doc.DocumentBloc
 
 
 def interval_text(value: Estimate) -> str:
-    return f"{value.mean:.3f} ({value.low:.3f} to {value.high:.3f})"
+    return "" if math.isnan(value.mean) else f"{value.mean:.3f} ({value.low:.3f} to {value.high:.3f})"
 
 
 def position_table(facts: ContextFacts, names: Sequence[str]) -> doc.Table:
@@ -79,7 +80,7 @@ def position_table(facts: ContextFacts, names: Sequence[str]) -> doc.Table:
             *(interval_text(row[number]) for row in differences.values()),
         ]
         for number, (first, last) in enumerate(facts.bins)
-        if runs[0][1].counts[:, number].sum()
+        if any(table.counts[:, number].any() for _, table in runs)
     ]
     caption = "The mean loss of the tokens predicted at these positions of a row or document, with 95% intervals."
     return doc.Table("Loss by position (nats per token)", columns, rows, caption, heading=False)

@@ -21,13 +21,12 @@ from headstock.explain.hooks import HookFunction, hook_points, hooked
 from headstock.explain.inputs import file_examples
 from headstock.explain.render_document import picture_of
 from headstock.inference.pipeline import Pipeline
-from headstock.intervals import TAILS
+from headstock.intervals import TAILS, resampled_weights
 from headstock.model.attention_weights import attention_modules
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.report.format import pluralize
 from headstock.report.theme import GRID, WIDE
-from headstock.rng import generator
 from headstock.tasks.base import Task
 
 logger = logging.getLogger(__name__)
@@ -212,8 +211,7 @@ class Evaluation:
 
     def resampled_losses(self) -> np.ndarray:
         """(R,) the loss over batches drawn with replacement; two evaluations of the same batches share the draws."""
-        size = len(self.sums)
-        draws = generator("head ablation").multinomial(size, np.full(size, 1 / size), RESAMPLES)  # (R, N)
+        draws = resampled_weights(len(self.sums), key=("head ablation",), resamples=RESAMPLES)  # (R, N)
         return np.array([self.metrics(weights)["loss"] for weights in draws])
 
 

@@ -20,7 +20,6 @@ from headstock.inference.pipeline import Pipeline
 from headstock.inference.text_quality import (
     CopyDetector,
     distinct,
-    jackknife_interval,
     longest_repeat,
     mean_interval,
     repetition,
@@ -28,7 +27,7 @@ from headstock.inference.text_quality import (
     split_words,
     zipf_coefficient,
 )
-from headstock.intervals import Interval
+from headstock.intervals import Interval, jackknife_interval
 from headstock.rng import generator
 
 LOOP = 4  # words that the control of repetition repeats
@@ -87,9 +86,9 @@ class QualityJudge:
         measures = {f"rep_{n}": mean_interval([repetition(w, n) for w in words], key=f"rep-{n}") for n in (2, 3, 4)}
         measures["longest_repeat"] = mean_interval([longest_repeat(w) for w in words], key="longest-repeat")
         for n in (1, 2, 3):
-            measures[f"distinct_{n}"] = jackknife_interval(words, lambda part, n=n: distinct(part, n))  # type: ignore[misc]
+            measures[f"distinct_{n}"] = jackknife_interval(lambda part, n=n: distinct(part, n), words)
         measures["self_bleu"] = mean_interval(self_bleu(words), key="self-bleu")
-        measures["zipf"] = jackknife_interval(words, zipf_coefficient)
+        measures["zipf"] = jackknife_interval(zipf_coefficient, words)
         measures["vocabulary"] = Interval(float(len({word for text in words for word in text})), None, None)
         measures["words"] = mean_interval([len(w) for w in words], key="words")
         if self.judge is not None:

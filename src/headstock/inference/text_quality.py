@@ -7,16 +7,13 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from headstock.intervals import NORMAL_QUANTILE, RESAMPLES, TAILS, Interval
-from headstock.rng import generator
+from headstock.intervals import Interval, ratio_interval
 
 WORD = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]")
-JACKKNIFE_GROUPS = 20
 COPY_WORDS = 8  # a span of this many words that occurs in the training text counts as copied
 BLEU_ORDER = 4
 Words = Sequence[str]
@@ -35,33 +32,11 @@ def ngrams(words: Words, n: int) -> list[tuple[str, ...]]:
     return [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
 
 
-# Intervals
-
-
 def mean_interval(values: Sequence[float], weights: Sequence[float] | None = None, *, key: str) -> Interval:
     """The (weighted) mean of values per text, with its bootstrap interval over the texts."""
     sums = np.asarray(values, dtype=float)
     counts = np.ones_like(sums) if weights is None else np.asarray(weights, dtype=float)
-    if not counts.sum():
-        return Interval(math.nan, None, None)
-    sums = sums * counts
-    repeats = generator("text-quality", key).multinomial(len(sums), np.full(len(sums), 1 / len(sums)), RESAMPLES)
-    low, high = np.quantile((repeats @ sums) / np.maximum(repeats @ counts, 1e-12), TAILS)
-    return Interval(float(sums.sum() / counts.sum()), float(low), float(high))
-
-
-def jackknife_interval(texts: Sequence[Any], measure: Callable[[Sequence[Any]], float]) -> Interval:
-    """A measure of a whole set of texts, with an interval from leaving out a twentieth of them at a time.
-
-    Not a bootstrap: a resample contains texts twice, which would itself lower the diversity that is measured.
-    """
-    groups = min(JACKKNIFE_GROUPS, len(texts))
-    value = measure(texts)
-    if groups < 2:
-        return Interval(value, None, None)
-    parts = [measure([text for i, text in enumerate(texts) if i % groups != group]) for group in range(groups)]
-    spread = NORMAL_QUANTILE * math.sqrt((groups - 1) / groups * sum((part - np.mean(parts)) ** 2 for part in parts))
-    return Interval(value, value - spread, value + spread)
+    return ratio_interval(sums * counts, counts, key=("text-quality", key))
 
 
 # Repetition within a text

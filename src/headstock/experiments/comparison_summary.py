@@ -118,19 +118,22 @@ def majority_baseline(context: ExperimentContext) -> dict[str, Any] | None:
 
 
 def majority_notes(majority: Mapping[str, Any] | None, summary: Sequence[dict[str, Any]]) -> list[str]:
-    """Arms that are not clearly better than always predicting the majority class."""
+    """Arms that are not clearly better than always predicting the majority class, by number of labels."""
     if majority is None:
         return []
-    lines = []
+    arms: dict[tuple[int, str], list[str]] = {}
     for row in summary:
         metrics = {"accuracy": row["accuracy"], "majority": majority["accuracy"], "majority_class": majority["class"]}
         intervals = {"intervals": {"accuracy": (row.get("accuracy_low"), row.get("accuracy_high"))}}
         if majority_warning(metrics | intervals):
             relation = "below" if row["accuracy"] < majority["accuracy"] else "not clearly above"
-            arm = f"{arm_label(row['arm'])} with {row['labels']:,} labels ({row['accuracy']:.1%})"
-            baseline = f"always predicting {majority['class']!r} ({majority['accuracy']:.1%})"
-            lines.append(f"{arm} is {relation} {baseline}.")
-    return lines
+            arm = f"{arm_label(row['arm'])} ({row['accuracy']:.1%})"
+            arms.setdefault((row["labels"], relation), []).append(arm)
+    baseline = f"always predicting {majority['class']!r} ({majority['accuracy']:.1%})"
+    return [
+        f"With {labels:,} labels, {', '.join(names)} {'are' if len(names) > 1 else 'is'} {relation} {baseline}."
+        for (labels, relation), names in arms.items()
+    ]
 
 
 def verdicts(plan: ComparisonPlan, results: Mapping[str, Any], *, unit: str) -> list[str]:

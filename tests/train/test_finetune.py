@@ -511,6 +511,30 @@ def test_resuming_with_other_settings_or_rows_is_rejected(causal, tune, files, t
         tune(causal, train=own, resume=True)
 
 
+def test_resuming_with_another_source_is_rejected(causal, corpus, tune, tmp_path):
+    source, other = tmp_path / "source", tmp_path / "other"
+    shutil.copytree(causal, source)
+    headstock.pretrain(corpus, out=other, settings=TINY | {"steps": 10, "seed": 8})
+    settings = QUICK | {"lora": 2}
+    with pytest.raises(Stopped):
+        tune(source, settings=settings, callbacks=[stop_after(5)])
+    with pytest.raises(UserError, match=r"keeps its own source; it started from .*source, not .*other"):
+        tune(other, settings=settings, resume=True)
+    shutil.copy(tmp_path / "run" / "data.json", tmp_path / "data.json")
+    data = RunFolder(tmp_path / "run").data()
+    del data["source_weights"]
+    RunFolder(tmp_path / "run").write("data.json", data)  # as in runs of earlier versions, compared by path
+    with pytest.raises(UserError, match="keeps its own source"):
+        tune(causal, settings=settings, resume=True)
+    shutil.copy(tmp_path / "data.json", tmp_path / "run" / "data.json")
+    shutil.rmtree(source)
+    shutil.copytree(other, source)
+    for given in (source, None):
+        with pytest.raises(UserError, match=r"its source .* has changed"):
+            tune(given, settings=settings, resume=True)
+    assert tune(causal, settings=settings, resume=True)["lora"]  # the same weights at another path
+
+
 def test_a_run_with_inferred_epochs_can_be_resumed(causal, tune, tmp_path):
     """A small file is read for more epochs than the settings say, at the start and at a resume alike."""
     settings = {"epochs": 2, "least_steps": 20}

@@ -17,7 +17,7 @@ from headstock.cost.training_cost import flops_per_token, lora_flops_per_token, 
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
-from headstock.io import write_text
+from headstock.io import sha256, write_text
 from headstock.model.lora import is_adapter
 from headstock.tasks.calibration import fit_calibration
 from headstock.tasks.labelled import LabelledTask, is_labelled
@@ -52,6 +52,7 @@ from headstock.train.settings import RunConfig, make_config
 
 logger = logging.getLogger(__name__)
 
+SOURCE_WEIGHTS = "source_weights"  # key in data.json for the hash of the weights that a run starts from
 MIN_CALIBRATION_ROWS = 20  # fewer validation rows do not determine a temperature
 
 
@@ -100,6 +101,8 @@ def finetune(
         if resuming:
             run_config = resumed_config(target, options)
             source = source or (open_run(run_config.transfer.run) if run_config.transfer.run else None)
+            if source is not None:
+                check_same_source(target, source, run_config)
         else:
             run_config = resolve_finetune_config(source, task, config_file, options, preset=preset)
             data, tokenizer_file = run_config.data, run_config.tokenizer.file if run_config.tokenizer else None
@@ -123,7 +126,8 @@ def finetune(
             return finished_results(target, distributed)
         if distributed.is_main and not resuming:
             # the length as set: inferred from these rows, it would contradict the same options at a resume
-            create_run(target, replace(run_config, train=train_settings), tokenizer, splits)
+            origin = {} if source is None else {SOURCE_WEIGHTS: source_hash(source, run_config)}
+            create_run(target, replace(run_config, train=train_settings), tokenizer, splits, **origin)
         distributed.barrier()
         if run_config.transfer.adapt_steps and source is not None:
             weights = adapt(target, source, run_config, splits.train, distributed, device, callbacks)
@@ -135,8 +139,34 @@ def check_same_data(target: RunFolder, splits: LabelledSplits) -> None:
         raise UserError(f"{target}: the labelled files have changed since the run was created, so it cannot be resumed")
 
 
-def create_run(run: RunFolder, run_config: RunConfig, tokenizer: Tokenizer, splits: LabelledSplits) -> None:
+def check_same_source(target: RunFolder, source: RunFolder, run_config: RunConfig) -> None:
+    """Reject a source other than the one a resumed run started from; a copy of it at another path is the same."""
+    data, path = target.data(), run_config.transfer.run
+    if SOURCE_WEIGHTS in data:
+        same = data[SOURCE_WEIGHTS] == source_hash(source, run_config)
+        same = same and tokenizer_fingerprints(source.tokenizer()).items() <= data.items()
+    else:  # written by an earlier version, or without a source
+        same = bool(path) and (str(source) == path or source.path.resolve() == Path(path).resolve())
+    if not same and str(source) == path:
+        raise UserError(f"{target}: its source {path} has changed since the run was created, so it cannot be resumed")
+    if not same:
+        origin = f"started from {path}, not {source}" if path else f"has no source, so {source} cannot be its source"
+        raise UserError(f"{target}: a resumed run keeps its own source; it {origin}")
+
+
+def source_hash(source: RunFolder, run_config: RunConfig) -> str | None:
+    """The hash of the weights that a run starts from; None if it uses the architecture alone."""
+    if run_config.transfer.init == "scratch":
+        return None
+    source.check_weights_exist()
+    return sha256(source.weights_file)
+
+
+def create_run(
+    run: RunFolder, run_config: RunConfig, tokenizer: Tokenizer, splits: LabelledSplits, **origin: str | None
+) -> None:
     data = {
+        **origin,
         "fingerprint": splits.fingerprint(),
         **tokenizer_fingerprints(tokenizer),
         **splits.describe(labelled_task(run_config.objective)),

@@ -111,6 +111,23 @@ def test_every_task_is_fine_tuned_once_and_averaged(stock, folder, tmp_path, cal
     assert not trained and again["tasks"]["cola"]["metrics"] == scores["cola"]["metrics"]
 
 
+def test_results_of_another_run_or_other_options_are_not_returned(stock, corpus, folder, tmp_path):
+    other, out = tmp_path / "other", tmp_path / "out"
+    headstock.pretrain(corpus, out=other, settings=TINY | {"seed": 5})
+    options = {"tasks": ["cola"], "rows": 24, "settings": SETTINGS, "out": out, "device": "cpu"}
+    glue(stock, folder, **options)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=f"has results of the run {stock} for cola; name another --out"):
+        glue(other, folder, **options)
+    for change in ({"rows": 30}, {"seed": 1}, {"settings": SETTINGS | {"lr": 0.1}}):
+        with pytest.raises(UserError, match=f"has results of {next(iter(change))} .* for cola"):
+            glue(stock, folder, **options | change)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    (out / "data/cola/key.json").unlink()
+    with pytest.raises(UserError, match="keeps its own source"):
+        glue(other, folder, **options)
+
+
 def dev_f1(out):
     """F1 of the positive class, from the run's own predictions."""
     rows = [json.loads(line) for line in (out / "data/mrpc/dev.jsonl").read_text(encoding="utf-8").splitlines()]

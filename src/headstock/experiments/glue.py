@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from headstock import config
 from headstock.data.glue import GlueTask, find_tasks, glue_tasks, read_rows
 from headstock.errors import UserError
 from headstock.experiments.grid import check_folder, explain_interruption
 from headstock.inference.pipeline import Pipeline, load
 from headstock.intervals import item_interval
-from headstock.io import FolderLayout, write_json, write_text
+from headstock.io import FolderLayout, sha256, write_json, write_text
 from headstock.rng import generator
 from headstock.train.callbacks import Callback
 from headstock.train.finetune import finetune
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 LAYOUT: dict[str, FolderLayout | None] = {  # everything a GLUE folder may contain
     "results.json": None,
-    "data": {"*": {"*.jsonl": None}},
+    "data": {"*": {"*.jsonl": None, "key.json": None}},
     "runs": {"*": RUN_LAYOUT},
 }
 
@@ -46,8 +47,8 @@ def glue(
     """Fine-tune a run on each GLUE task in `folder` and measure it on the development rows.
 
     A tenth of the training rows selects the epoch, so that the development rows stay unseen. `rows` limits the training
-    rows of each task. Finished tasks are kept in `out`: repeating the call continues where it stopped. Returns the
-    contents of results.json.
+    rows of each task. Finished tasks are kept in `out`: repeating the call continues where it stopped, and a call with
+    another run or other options is refused. Returns the contents of results.json.
     """
     if rows is not None and rows < 20:
         raise UserError(f"--rows {rows}: must be 20 or more")
@@ -62,10 +63,14 @@ def glue(
         logger.info(f"{name} is left out: {reason}")
     scores: dict[str, Any] = {}
     options = dict(settings or {}) | {"train.seed": seed}
+    key = task_key(source, rows=rows, seed=seed, settings=settings or {})
+    for name in found:
+        check_key(target, name, key)
     with explain_interruption(lambda: f"{len(scores)} of {len(found)} tasks are finished in {target}"):
         for task in wanted:
             if task.name in found:
                 files = convert_files(found[task.name], task, target / "data" / task.name, rows=rows, seed=seed)
+                write_json(key_file(target, task.name), key)
                 scores[task.name] = run_task(source, task, files, target, options, device, callbacks)
                 shown = ", ".join(f"{name} {100 * value:.1f}" for name, value in scores[task.name]["metrics"].items())
                 logger.info(f"{task.name}: {shown}")
@@ -73,6 +78,30 @@ def glue(
     results |= {"settings": settings or {}, "tasks": scores, "missing": missing, **average(scores)}
     write_json(target / "results.json", results)
     return results
+
+
+def task_key(source: RunFolder, *, rows: int | None, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """What the results of a task depend on besides its files."""
+    weights = sha256(source.weights_file) if source.weights_file.is_file() else None
+    key = {"run": str(source), "weights": weights, "rows": rows, "seed": seed, "settings": settings}
+    return dict(json.loads(json.dumps(key)))  # as it is read back
+
+
+def key_file(out: Path, name: str) -> Path:
+    return out / "data" / name / "key.json"
+
+
+def check_key(out: Path, name: str, key: dict[str, Any]) -> None:
+    """Reject a folder with a run of the same task from other weights or options."""
+    file = key_file(out, name)
+    if not RunFolder(out / "runs" / name).exists() or not file.is_file():
+        return
+    stored = config.read_settings(file)
+    changed = [part for part in ("weights", "rows", "seed", "settings") if stored.get(part) != key[part]]
+    if changed:
+        names = {"weights": f"the run {stored.get('run')}"}
+        was = ", ".join(names.get(part) or f"{part} {stored.get(part)}" for part in changed)
+        raise UserError(f"{out}: has results of {was} for {name}; name another --out")
 
 
 def convert_files(folder: Path, task: GlueTask, out: Path, *, rows: int | None, seed: int) -> dict[str, Path]:

@@ -83,6 +83,13 @@ def test_timing_leaves_no_files(stock, files, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_arm_with_its_own_rank_is_timed(stock, files, tmp_path):
+    context, _, _ = grid(stock, files, tmp_path)
+    for name in ("lora", "transfer.lora"):
+        (arm,) = make_arms([stock], ["small"], {"small": {"kind": "lora", name: 4, "lr": 0.01}})
+        assert measure_throughput(context, arm).step > 0
+
+
 @pytest.mark.parametrize(("seconds", "unit"), [(20, "seconds"), (300, "minutes"), (20_000, "hours")])
 def test_durations_are_formatted_as_ranges(seconds, unit):
     low, high = map(float, re.fullmatch(rf"about (\S+) to (\S+) {unit}", format_duration_range(seconds)).groups())

@@ -10,7 +10,7 @@ from itertools import pairwise
 from headstock.data.records import Records
 from headstock.experiments.arms.base import ARM_KINDS
 from headstock.experiments.arms.tfidf import fit_tfidf, input_texts
-from headstock.experiments.compare_settings import Arm
+from headstock.experiments.compare_settings import Arm, bare_name
 from headstock.experiments.compare_trials import ExperimentContext, GridPoint, trial_config
 from headstock.experiments.grid import ResultCache
 from headstock.experiments.trial_evaluation import fit_run
@@ -48,8 +48,9 @@ def measure_throughput(context: ExperimentContext, arm: Arm) -> Throughput:
     if arm.run is None:
         return tfidf_throughput(context, train, valid)
     # all kinds but scratch are timed as a pretrained arm, without `layers`: validation gives the time to read a row
-    kind, own = "scratch" if arm.kind == "scratch" else "pretrained", ARM_KINDS.get(arm.kind).is_finetuned
-    settings = {key: value for key, value in arm.settings.items() if own and key.rpartition(".")[2] != "layers"}
+    kind, own = "scratch" if arm.kind == "scratch" else "pretrained", ARM_KINDS.get(arm.kind)
+    dropped = {"layers", *own.defaults}  # such as the rank of LoRA
+    settings = {key: arm.settings[key] for key in arm.settings if own.is_finetuned and bare_name(key) not in dropped}
     point = GridPoint(replace(arm, kind=kind, settings=settings), len(train), seed=0)
     config = trial_config(context, point, train)
     assert config is not None

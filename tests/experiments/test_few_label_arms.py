@@ -47,6 +47,9 @@ def test_a_changed_template_is_not_read_from_the_cache(results, stock, files):
     ("arms", "options", "message"),
     [
         (["setfit"], {"task": "tag"}, "--arms: SetFit .* tag"),
+        (["setfit"], {"task": "regress"}, "--arms: SetFit .* does not apply to regress"),
+        (["setfit"], {"task": "ordinal"}, "--arms: SetFit .* does not apply to ordinal"),
+        (["prompt"], {"task": "regress"}, "--arms: prompt.* one class per text and does not apply to regress"),
         (["prompt"], {"task": "pair"}, "--arms: prompt asks about one text and does not apply to pair"),
         (["prompt"], {"label_words": ["good=likes", "bda=finds"]}, "no class 'bda'; did you mean 'bad'"),
         (["setfit"], {"settings": {"method": "finetune"}}, "finetune.method: .* follows from the kind of the arm"),

@@ -123,7 +123,10 @@ def test_pairs_of_texts_are_read_as_pairs(stock, tmp_path):
         ({"settings": SETTINGS | {"layers": "mix"}}, "task.layers: mix"),
         ({"settings": SETTINGS | {"dense": "tanh"}}, "task.dense: tanh"),
         ({"settings": SETTINGS | {"separator": "|"}}, "needs one class per row"),
+        ({"settings": SETTINGS | {"head_bias": False}}, "task.head_bias: false conflicts with SetFit"),
         ({"task": "tag"}, "needs one class per row"),
+        ({"task": "regress"}, "needs one class per row"),
+        ({"task": "ordinal"}, "does not apply to ordinal"),
         ({"settings": {"method": "setfitt"}}, "did you mean 'setfit'"),
     ],
 )

@@ -91,6 +91,7 @@ class Task(ABC):
     fills_masks: ClassVar[bool] = False  # the token head predicts masked tokens
     mask_shift: ClassVar[int] = 0  # positions between a masked token and the hidden state that predicts it
     predicts_classes: ClassVar[bool] = False  # outputs are the probabilities of `config.classes` for each row
+    linear_classes: ClassVar[bool] = False  # a linear layer computes a score of each class, all independent
     predicts_values: ClassVar[bool] = False  # outputs are one number for each row
     translates: ClassVar[bool] = False  # runs can `translate`
     pretraining_objective: ClassVar[str | None] = None  # continues the pretraining of an imported run of this task

@@ -59,6 +59,7 @@ class Classify(PooledTextTask):
     title = "classifier"
     nouns = Nouns("text", "text", "text", "wrongly classified texts")
     predicts_classes = True
+    linear_classes = True
     lens = "class"
 
     def __init__(self, config: ClassConfig, tokenizer: Tokenizer | None):

@@ -66,6 +66,7 @@ class Ordinal(Classify):
     nouns = Nouns("row", "row", "text", "wrongly rated rows", "quadratic kappa", training_key="quadratic_kappa")
     example = "--file rows.csv"
     huggingface_head = None
+    linear_classes = False
     primary_metric = "quadratic_kappa"
     formulas: ClassVar[dict[str, Formula]] = {name: FORMULAS[name] for name in ("quadratic_kappa", "mae", "spearman")}
     comparison_settings = ("many_classes", "pair", "order")

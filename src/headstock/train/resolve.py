@@ -341,6 +341,10 @@ def check_setfit(run_config: RunConfig, task: type[LabelledTask]) -> None:
     settings, transfer = run_config.task, run_config.transfer
     if not task.predicts_classes or getattr(settings, "separator", None) is not None:
         raise UserError(f"--method setfit: needs one class per row, which {task.name} rows do not have")
+    if not task.linear_classes:
+        raise UserError(f"--method setfit: its logistic regression does not apply to {task.name}; use classify")
+    if not settings.head_bias:
+        raise UserError("task.head_bias: false conflicts with SetFit, whose logistic regression has a bias")
     if transfer.freeze:
         raise UserError("--method setfit: fine-tunes the backbone, so it conflicts with --freeze")
     for name, plain in (("layers", "mix"), ("dense", "none")):

@@ -9,7 +9,6 @@ import numpy as np
 from headstock import config
 from headstock.data.records import Records
 from headstock.experiments.arms.base import ARM_KINDS, ArmKind
-from headstock.experiments.arms.tfidf import TfidfArm
 from headstock.experiments.compare_trials import ExperimentContext, GridPoint
 from headstock.experiments.grid import TrialResult
 from headstock.experiments.trial_evaluation import evaluate_probabilities, primary_score
@@ -32,9 +31,14 @@ class PromptArm(ArmKind):
 
     @classmethod
     def unsupported(cls, settings: "CompareSettings") -> str | None:
-        if labelled_task(settings.task).texts_per_row > 1:
+        task = labelled_task(settings.task)
+        if task.texts_per_row > 1:
             return f"asks about one text and does not apply to {settings.task}"
-        return TfidfArm.unsupported(settings)  # it needs one class per row too
+        if settings.separator is not None:
+            return "does not support several labels per text"
+        if not task.predicts_classes:
+            return f"predicts one class per text and does not apply to {settings.task}"
+        return None
 
     @classmethod
     def check_settings(cls, name: str, table: Mapping[str, Any]) -> None:

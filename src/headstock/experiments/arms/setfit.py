@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from headstock.experiments.arms.base import ARM_KINDS
 from headstock.experiments.arms.finetuned import FinetunedArm
-from headstock.experiments.arms.tfidf import TfidfArm
+from headstock.train.resolve import labelled_task
 
 if TYPE_CHECKING:
     from headstock.experiments.compare_settings import CompareSettings
@@ -18,4 +18,8 @@ class SetfitArm(FinetunedArm):
 
     @classmethod
     def unsupported(cls, settings: "CompareSettings") -> str | None:
-        return TfidfArm.unsupported(settings)  # it needs one class per row too
+        if settings.separator is not None:
+            return "does not support several labels per text"
+        if not labelled_task(settings.task).linear_classes:
+            return f"fits a logistic regression of classes and does not apply to {settings.task}"
+        return None

@@ -1,9 +1,13 @@
 """SetFit and prompting in a comparison: the same rows, table and intervals as the other arms."""
 
+import shutil
+
 import pytest
 
+import headstock
 from headstock.errors import ConfigError, UserError
 from headstock.experiments.compare import compare
+from tests.conftest import TINY
 from tests.experiments.small import SMALL
 
 PROMPT = {"prompt": "{text} Anne [MASK] home.", "label_words": ["good=likes", "bad=finds"]}
@@ -41,6 +45,15 @@ def test_a_changed_template_is_not_read_from_the_cache(results, stock, files):
     assert again["cells"][0]["seconds"] == next(c["seconds"] for c in table["cells"] if c["arm"] == "prompt")
     other = compare(stock, **files, out=out, **PROMPT | {"prompt": "{text} Ben [MASK]."}, **options)
     assert other["cells"][0]["loss"] != again["cells"][0]["loss"]
+
+
+def test_a_run_that_was_trained_again_is_read_again(stock, corpus, files, tmp_path):
+    run, options = tmp_path / "run", {"arms": ["prompt"], **PROMPT, **SMALL}
+    shutil.copytree(stock, run)
+    first = compare(run, **files, out=tmp_path / "first", **options)
+    headstock.pretrain(corpus, out=run, objective="masked", settings=TINY | {"seed": 9}, overwrite=True)
+    second = compare(run, **files, out=tmp_path / "second", **options)
+    assert first["cells"][0]["loss"] != second["cells"][0]["loss"]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from headstock.experiments.grid import TrialResult
 from headstock.experiments.trial_evaluation import evaluate_probabilities, primary_score
 from headstock.inference.pipeline import Pipeline, load
 from headstock.inference.prompt import PromptSettings
+from headstock.io import sha256
 from headstock.train.callbacks import Callback
 from headstock.train.labelled_data import stratified_order
 from headstock.train.resolve import labelled_task
@@ -58,11 +59,12 @@ class PromptArm(ArmKind):
         settings = config.from_dict(PromptSettings, point.arm.settings, prefix=f"arms.{point.arm.name}")
         order = stratified_order(train.strata, seed=point.seed)[: settings.shots]
         examples = tuple((train.display_texts[row], train.columns["label"][row]) for row in order)
+        weights = sha256(point.arm.run.weights_file)  # a run may be trained again at the same path
         device, classes = str(context.distributed.device), context.task.config.classes
 
         def probabilities(records: Records) -> np.ndarray:
             texts = tuple(records.display_texts)
-            return prompt_probabilities(str(point.arm.run), device, settings, classes, examples, texts)
+            return prompt_probabilities(str(point.arm.run), weights, device, settings, classes, examples, texts)
 
         return evaluate_probabilities(
             context.task,
@@ -76,13 +78,14 @@ class PromptArm(ArmKind):
 
 
 @lru_cache(maxsize=2)
-def cached_pipeline(run: str, device: str) -> Pipeline:
+def cached_pipeline(run: str, weights: str, device: str) -> Pipeline:
     return load(run, device=device)
 
 
 @lru_cache(maxsize=8)
 def prompt_probabilities(
     run: str,
+    weights: str,
     device: str,
     settings: PromptSettings,
     classes: tuple[str, ...],
@@ -90,4 +93,4 @@ def prompt_probabilities(
     texts: tuple[str, ...],
 ) -> np.ndarray:
     """(N, C); cached, since all zero-shot trials are the same."""
-    return cached_pipeline(run, device).prompted(settings, classes, examples).probabilities(texts)
+    return cached_pipeline(run, weights, device).prompted(settings, classes, examples).probabilities(texts)

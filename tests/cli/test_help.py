@@ -1,11 +1,13 @@
 """The help and the list of presets: every verb in one group, every preset with its size."""
 
 import json
+import re
 
 import typer
 
 from headstock.cli.app import find_verbs
 from headstock.cli.command import SECTIONS, app
+from headstock.train.resolve import labelled_task_names
 from headstock.train.settings import preset_names
 
 
@@ -19,6 +21,14 @@ def test_every_verb_is_in_one_section_of_the_help(call):
         listed = [line.split()[0] for line in out.splitlines() if line.startswith("  ") and line.split()[0] in verbs]
         assert listed == grouped
         assert all(f"\n{heading}:\n" in out for heading in SECTIONS)
+
+
+def test_the_help_of_task_names_every_task_with_labels():
+    find_verbs()
+    commands = typer.main.get_command(app).commands
+    for verb in ("finetune", "lr-find", "sweep"):
+        text = next(option.help for option in commands[verb].params if option.name == "task")
+        assert set(labelled_task_names()) <= set(re.findall(r"\w+", text)), verb
 
 
 def test_presets_are_listed_with_their_sizes(call):

@@ -8,6 +8,7 @@ import typer
 
 from headstock.cli.command import Common, command
 from headstock.cli.options import (
+    TASK_HELP,
     Columns,
     ConfigOptions,
     Corpus,
@@ -135,7 +136,7 @@ def split_counts(text: str | None) -> list[int] | None:
 
 class SweepOptions(ModelOptions):
     run: Annotated[str | None, "Fine-tune this run instead of pretraining."]
-    task: Annotated[str | None, "With --run: classify, pair, regress, ordinal, tag, answer or translate."]
+    task: Annotated[str | None, f"With --run: {TASK_HELP}"]
     train: Annotated[Path | None, "With --run: labelled texts."]
     valid: Annotated[list[str] | None, "Rows or text by which points are ranked."]
     sample: Annotated[int | None, "Try this many points; lr=1e-4..1e-2 is then a range."]

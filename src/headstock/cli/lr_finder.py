@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Unpack
 
 from headstock.cli.command import Common, command
-from headstock.cli.options import DOCUMENTS_HELP, Columns, Corpus, ModelOptions, Setting, SettingOptions
+from headstock.cli.options import DOCUMENTS_HELP, TASK_HELP, Columns, Corpus, ModelOptions, Setting, SettingOptions
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ def lr_find(
     settings: LRFindSettings,
     columns: Columns,
     corpus: Corpus = None,
-    task: Annotated[str, "With --run: classify, pair, tag, answer or translate."] = "classify",
+    task: Annotated[str, f"With --run: {TASK_HELP}"] = "classify",
     min_lr: Annotated[float, "Learning rate of the first step."] = 1e-6,
     max_lr: Annotated[float, "Learning rate of the last step, unless the loss diverges before."] = 1.0,
     steps: Annotated[int, "Steps of the test."] = 100,

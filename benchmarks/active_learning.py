@@ -20,7 +20,7 @@ from sklearn.metrics import f1_score
 import headstock
 from headstock.data.records import find_file
 from headstock.experiments.trial_evaluation import t_interval
-from headstock.inference.suggest import select_rows
+from headstock.inference.suggest import rank_rows
 from headstock.rng import generator
 
 METHODS = ("random", "certain", "uncertainty", "entropy", "margin", "diversity", "badge")
@@ -48,7 +48,7 @@ def choose(method: str, vectors: np.ndarray, model: Any, labelled: np.ndarray, c
     probabilities = model.predict_proba(vectors[rest])
     if method == "certain":
         return rest[np.argsort(-probabilities.max(1), kind="stable")[:count]]
-    rows = select_rows(
+    rows = rank_rows(
         vectors[rest], probabilities, count, method=method, labelled=vectors[labelled], seed=seed + len(labelled)
     )
     return rest[rows]

@@ -8,7 +8,7 @@ import pytest
 from sklearn.metrics import f1_score
 
 import headstock
-from headstock.data.glue import TASKS, find_tasks, glue_tasks, read_rows
+from headstock.data.glue import GLUE_TASKS, find_tasks, glue_tasks, read_rows
 from headstock.errors import UserError
 from headstock.experiments.glue import average, glue
 from tests.conftest import TINY
@@ -70,7 +70,7 @@ def stock(corpus, tmp_path_factory):
 
 
 def test_each_layout_is_read(folder):
-    tasks = {task.name: task for task in TASKS}
+    tasks = {task.name: task for task in GLUE_TASKS}
     cola = read_rows(folder / "CoLA/dev.tsv", tasks["cola"])
     assert cola[1]["label"] == "1" and cola[1]["text"].startswith('"')  # no header, and quotation marks are text
     assert set(read_rows(folder / "MRPC/dev.tsv", tasks["mrpc"])[0]) == {"text", "text_b", "label"}

@@ -23,7 +23,7 @@ from headstock.explain.inputs import EncodedInput, encode_file, encode_input
 from headstock.explain.masks import explain_model_masks
 from headstock.explain.render_document import page
 from headstock.model.attention_mask import AttentionMask
-from headstock.model.attention_weights import AttentionRecord, attention_hook, attention_modules, record_attention
+from headstock.model.attention_weights import AttentionRecord, attention_modules, record_attention, record_hook
 from headstock.model.backbones.bidirectional_transformer import BidirectionalTransformer, BidirectionalTransformerConfig
 from headstock.model.batch import Batch
 from headstock.model.model import Model
@@ -124,8 +124,8 @@ def test_attention_that_ignores_its_mask_is_detected():
     generator, records = torch.Generator().manual_seed(0), []
     query, key, value = (torch.randn(1, 2, 5, 4, generator=generator) for _ in range(3))
     unmasked = torch.nn.functional.scaled_dot_product_attention(query, key, value)
-    attention_hook("decoder", 1, records.append)(query, key, value, AttentionMask(causal=True), unmasked)
-    attention_hook("encoder", 1, records.append)(query, key, value, AttentionMask(), unmasked)
+    record_hook("decoder", 1, records.append)(query, key, value, AttentionMask(causal=True), unmasked)
+    record_hook("encoder", 1, records.append)(query, key, value, AttentionMask(), unmasked)
     assert records[0].error > 0.1 and records[1].error < 1e-6
     real, ignored, future = torch.ones(1, 5, dtype=torch.bool), AttentionMeter(), AttentionMeter()
     ignored.update(records[0], real)

@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 import headstock
 from headstock.errors import UserError
 from headstock.experiments.trial_evaluation import t_interval
-from headstock.inference.suggest import badge, farthest_first, normalized_entropy, select_rows
+from headstock.inference.suggest import badge, farthest_first, normalized_entropy, rank_rows
 from tests.experiments.small import make_rows, write_rows
 
 METHODS = ("badge", "entropy", "margin", "uncertainty", "diversity")
@@ -58,9 +58,7 @@ def simulate(method: str, seed: int, *, start: int = 21, step: int = 14, rounds:
         elif method == "certain":
             rows = np.argsort(-probabilities.max(1))[:step]
         else:
-            rows = select_rows(
-                vectors[rest], probabilities, step, method=method, labelled=vectors[labelled], seed=number
-            )
+            rows = rank_rows(vectors[rest], probabilities, step, method=method, labelled=vectors[labelled], seed=number)
         labelled = np.concatenate([labelled, rest[rows]])
     return float((model.fit(vectors[labelled], labels[labelled]).predict(test) == true).mean())
 
@@ -111,7 +109,7 @@ def test_diversity_covers_what_is_neither_labelled_nor_chosen():
 
 def test_scores_of_uncertainty_agree_on_two_classes_and_differ_on_three():
     probabilities = np.array([[0.5, 0.5, 0.0], [0.4, 0.3, 0.3], [0.9, 0.05, 0.05]])
-    first = {m: select_rows(np.eye(3), probabilities, 1, method=m)[0] for m in ("entropy", "margin", "uncertainty")}
+    first = {m: rank_rows(np.eye(3), probabilities, 1, method=m)[0] for m in ("entropy", "margin", "uncertainty")}
     assert first == {"entropy": 1, "margin": 0, "uncertainty": 1}
     assert normalized_entropy(np.array([[0.25] * 4, [1.0, 0, 0, 0]])) == pytest.approx([1, 0])
 

@@ -30,7 +30,7 @@ class GlueTask:
         return isinstance(self.text, str)
 
 
-TASKS = (
+GLUE_TASKS = (
     GlueTask("cola", "CoLA", 3, None, 1, ("mcc",), task="classify"),
     GlueTask("sst-2", "SST-2", "sentence", None, "label", task="classify"),
     GlueTask("mrpc", "MRPC", "#1 String", "#2 String", "Quality", ("f1", "accuracy")),
@@ -45,13 +45,13 @@ TASKS = (
 
 def glue_tasks(names: Sequence[str] | None = None) -> list[GlueTask]:
     """The tasks of these names, by default all; spelling follows the names or the folders."""
-    by_key = {key_of(task.name): task for task in TASKS}
+    by_key = {key_of(task.name): task for task in GLUE_TASKS}
     for name in names or ():
         if key_of(name) not in by_key:
-            known = [task.name for task in TASKS]
+            known = [task.name for task in GLUE_TASKS]
             hint = did_you_mean(name.lower(), known)
             raise UserError(f"--tasks {name}: no such GLUE task{hint} (have: {', '.join(known)})")
-    return [by_key[key_of(name)] for name in names] if names else list(TASKS)
+    return [by_key[key_of(name)] for name in names] if names else list(GLUE_TASKS)
 
 
 def key_of(name: str) -> str:

@@ -31,8 +31,8 @@ from headstock.tasks.base import Task
 
 logger = logging.getLogger(__name__)
 
-Method = Literal["zero", "mean"]
-METHODS: dict[Method, str] = {"zero": "set to zero", "mean": "set to its mean output over the file"}
+AblationMethod = Literal["zero", "mean"]
+METHODS: dict[AblationMethod, str] = {"zero": "set to zero", "mean": "set to its mean output over the file"}
 RESAMPLES = 500
 BATCHES = 16  # that a file is divided into: the units that intervals are resampled from
 MAX_PRINTED = 12  # heads that a terminal ranks
@@ -59,7 +59,7 @@ class HeadEffect:
     where: str
     layer: int
     head: int  # from 1
-    method: Method
+    method: AblationMethod
     loss: float  # the increase of the loss
     low: float  # of its 95% interval
     high: float
@@ -106,7 +106,7 @@ def explain_heads(
     *,
     columns: Mapping[str, str] | None = None,
     rows: int = 64,
-    methods: Sequence[Method] = ("zero", "mean"),
+    methods: Sequence[AblationMethod] = ("zero", "mean"),
 ) -> AblationFacts:
     """Ablate every head of a run in turn, over the first rows of a file."""
     model = pipeline.model.eval()
@@ -236,7 +236,7 @@ class AblationMeter:
     def __init__(self, base: Evaluation):
         self.before, self.resampled = base.metrics(), base.resampled_losses()
 
-    def effect(self, ablated: Evaluation, site: HeadSite, head: int, method: Method) -> HeadEffect:
+    def effect(self, ablated: Evaluation, site: HeadSite, head: int, method: AblationMethod) -> HeadEffect:
         after = ablated.metrics()
         loss = after["loss"] - self.before["loss"]
         accuracy = after["accuracy"] - self.before["accuracy"] if "accuracy" in after else None
@@ -267,11 +267,11 @@ def head_document(facts: AblationFacts, name: str, file: str) -> doc.ExplainDocu
     )
 
 
-def ranked(facts: AblationFacts, method: Method) -> list[HeadEffect]:
+def ranked(facts: AblationFacts, method: AblationMethod) -> list[HeadEffect]:
     return sorted((effect for effect in facts.effects if effect.method == method), key=lambda effect: -effect.loss)
 
 
-def effect_table(facts: AblationFacts, method: Method, where: str) -> doc.HeatTable:
+def effect_table(facts: AblationFacts, method: AblationMethod, where: str) -> doc.HeatTable:
     effects = [effect for effect in facts.effects if (effect.method, effect.where) == (method, where)]
     largest = max(abs(effect.loss) for effect in facts.effects if effect.method == method) or 1.0
     rows = []
@@ -291,7 +291,7 @@ def effect_table(facts: AblationFacts, method: Method, where: str) -> doc.HeatTa
     return doc.HeatTable(f"{TITLES[where]}, {method} ablation", columns, rows, caption)
 
 
-def ranked_tables(facts: AblationFacts, method: Method) -> list[doc.DocumentBlock]:
+def ranked_tables(facts: AblationFacts, method: AblationMethod) -> list[doc.DocumentBlock]:
     effects = ranked(facts, method)
     columns: dict[str, Any] = {
         "head": ("text", facts.name),
@@ -308,7 +308,7 @@ def ranked_tables(facts: AblationFacts, method: Method) -> list[doc.DocumentBloc
     ]
 
 
-def head_chart(facts: AblationFacts, method: Method) -> doc.Chart:
+def head_chart(facts: AblationFacts, method: AblationMethod) -> doc.Chart:
     shown = ranked(facts, method)[:MAX_BARS]
 
     def paint(figure: Any) -> None:

@@ -101,8 +101,8 @@ def translation_target(pipeline: Pipeline, case: TranslationCase, versus: str | 
         if not (tokens := tokenizer.encode(versus if at == 1 else f" {versus}")):
             raise UserError(f"{pipeline.run}: --versus {versus!r}: this tokenizer cannot encode it")
         other = tokens[0]
-    wanted = {*answers, *([] if other is None else [other])}
-    names = {token: display_tokens(tokenizer, [token])[0] for token in wanted}
+    token_ids = {*answers, *([] if other is None else [other])}
+    names = {token: display_tokens(tokenizer, [token])[0] for token in token_ids}
     notes = [f"the translation is “{case.target}”"]
     return LogitTarget(case.kind, batch, answers, names, at - 1, position=at - 1, versus=other, notes=notes)
 

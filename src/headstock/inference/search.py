@@ -204,8 +204,8 @@ class SearchIndex:
 
     def faiss_recall(self, index: Any) -> float:
         """The share of the nearest documents that FAISS finds, for a sample of documents; each also finds itself."""
-        chosen = generator(0, "recall").permutation(len(self))[:RECALL_QUERIES]
-        queries = np.asarray(self.vectors[np.sort(chosen)], dtype=np.float32)
+        sample = generator(0, "recall").permutation(len(self))[:RECALL_QUERIES]
+        queries = np.asarray(self.vectors[np.sort(sample)], dtype=np.float32)
         top = min(RECALL_TOP + 1, len(self))
         exact, _ = exact_nearest(self.vectors, queries, top, self.pipeline.model.device)
         _, approximate = index.search(queries, top)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Method = Literal["margin", "entropy", "uncertainty", "diversity", "badge"]
-NOVEL = 0.5  # squared distance between unit vectors above which a reason calls a row unlike the others
+SuggestionMethod = Literal["margin", "entropy", "uncertainty", "diversity", "badge"]
+NOVEL = 0.5  # cosine distance from which a reason calls a row unlike the others
 
 
 @dataclass(frozen=True)
@@ -60,23 +60,23 @@ def suggest(
     texts = [text for _, text in pool]
     has_classes = is_labelled(pipeline.task)
     probabilities = np.asarray(pipeline.probabilities(texts), dtype=np.float64) if has_classes else None
-    vectors = unit_vectors(pipeline, [*texts, *labelled])
+    vectors = centered_embeddings(pipeline, [*texts, *labelled])
     known = vectors[len(texts) :]
-    chosen = select_rows(
+    indices = rank_rows(
         vectors[: len(texts)], probabilities, min(count, len(texts)), method=method, labelled=known, seed=seed
     )
-    novelty = novelty_by_rank(vectors[chosen], known)
+    novelty = novelty_by_rank(vectors[indices], known)
     classes = pipeline.task.config.classes if has_classes else ()
     return [
         describe_row(rank, *pool[index], None if probabilities is None else probabilities[index], classes, distance)
-        for rank, (index, distance) in enumerate(zip(chosen, novelty, strict=True), 1)
+        for rank, (index, distance) in enumerate(zip(indices, novelty, strict=True), 1)
     ]
 
 
 def resolve_method(pipeline: "Pipeline", method: str | None) -> str:
     """The method, by default margin; a run without a classification head only knows what is similar."""
-    if method is not None and method not in get_args(Method):
-        names = get_args(Method)
+    if method is not None and method not in get_args(SuggestionMethod):
+        names = get_args(SuggestionMethod)
         raise UserError(f"method: must be one of {', '.join(names)}, not {method!r}{did_you_mean(method, names)}")
     task = pipeline.task
     if not is_labelled(task):
@@ -115,7 +115,7 @@ def distinct_rows(rows: Iterable[tuple[int, str]], *, exclude: Sequence[str]) ->
     return result
 
 
-def unit_vectors(pipeline: "Pipeline", texts: Sequence[str]) -> np.ndarray:
+def centered_embeddings(pipeline: "Pipeline", texts: Sequence[str]) -> np.ndarray:
     """(N, D) embeddings around their mean, of length 1: uncentered ones all point in about the same direction."""
     vectors = np.stack(list(pipeline.with_model(0).iter_embeddings(texts))).astype(np.float64)
     vectors -= vectors.mean(0)
@@ -125,7 +125,7 @@ def unit_vectors(pipeline: "Pipeline", texts: Sequence[str]) -> np.ndarray:
 # Selection
 
 
-def select_rows(
+def rank_rows(
     vectors: np.ndarray,
     probabilities: np.ndarray | None,
     count: int,
@@ -165,15 +165,15 @@ def farthest_first(vectors: np.ndarray, labelled: np.ndarray, count: int) -> lis
         nearest = np.full(len(vectors), np.inf)
         for row in labelled:
             nearest = np.minimum(nearest, squared_distances(vectors, row))
-        chosen = [int(nearest.argmax())]
+        indices = [int(nearest.argmax())]
     else:
         nearest = np.full(len(vectors), np.inf)
-        chosen = [int(squared_distances(vectors, vectors.mean(0)).argmin())]
-    while len(chosen) < count:
-        nearest = np.minimum(nearest, squared_distances(vectors, vectors[chosen[-1]]))
-        nearest[chosen] = -1.0
-        chosen.append(int(nearest.argmax()))
-    return chosen
+        indices = [int(squared_distances(vectors, vectors.mean(0)).argmin())]
+    while len(indices) < count:
+        nearest = np.minimum(nearest, squared_distances(vectors, vectors[indices[-1]]))
+        nearest[indices] = -1.0
+        indices.append(int(nearest.argmax()))
+    return indices
 
 
 def squared_distances(vectors: np.ndarray, row: np.ndarray) -> np.ndarray:
@@ -190,18 +190,18 @@ def badge(vectors: np.ndarray, probabilities: np.ndarray, count: int, *, seed: i
     errors = probabilities.copy()  # (N, C)
     errors[np.arange(len(errors)), probabilities.argmax(1)] -= 1
     norms = (errors**2).sum(1) * (vectors**2).sum(1)  # (N,) squared lengths of the gradients
-    random, chosen = generator(seed, "badge"), [int(norms.argmax())]
+    random, indices = generator(seed, "badge"), [int(norms.argmax())]
     nearest = np.full(len(vectors), np.inf)
-    while len(chosen) < count:
-        last = chosen[-1]
+    while len(indices) < count:
+        last = indices[-1]
         products = (errors @ errors[last]) * (vectors @ vectors[last])
         nearest = np.minimum(nearest, np.maximum(norms + norms[last] - 2 * products, 0))
-        nearest[chosen] = 0
+        nearest[indices] = 0
         total = nearest.sum()
-        rest = np.setdiff1d(np.arange(len(vectors)), chosen)
+        rest = np.setdiff1d(np.arange(len(vectors)), indices)
         weights = nearest[rest] / total if total > 0 else np.full(len(rest), 1 / len(rest))
-        chosen.append(int(random.choice(rest, p=weights / weights.sum())))
-    return chosen
+        indices.append(int(random.choice(rest, p=weights / weights.sum())))
+    return indices
 
 
 # Reasons

@@ -37,7 +37,7 @@ def record_attention(model: Model, callback: Callable[[AttentionRecord], None]) 
     """Within this context, `callback` receives a record of every attention layer as it runs."""
     modules = attention_modules(model)
     for kind, layer, attention in modules:
-        attention.hook = attention_hook(kind, layer, callback)
+        attention.hook = record_hook(kind, layer, callback)
     try:
         yield
     finally:
@@ -59,7 +59,7 @@ def attention_modules(model: Model) -> list[tuple[AttentionKind, int, Attention]
     return modules
 
 
-def attention_hook(kind: AttentionKind, layer: int, callback: Callable[[AttentionRecord], None]) -> AttentionHook:
+def record_hook(kind: AttentionKind, layer: int, callback: Callable[[AttentionRecord], None]) -> AttentionHook:
     @torch.no_grad()
     def hook(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, output: Tensor) -> None:
         weights, allowed = masked_weights(query, key, mask)

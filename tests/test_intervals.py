@@ -6,8 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
+from headstock.cli.prediction import calibration_lines, slice_lines
 from headstock.intervals import (
     TAILS,
+    Formula,
+    WeightedMetric,
     _resampled_scores,
     crossed_interval,
     difference,
@@ -16,6 +19,7 @@ from headstock.intervals import (
     macro_f1,
     macro_f1_interval,
     macro_f1_item_interval,
+    weighted_interval,
 )
 from headstock.rng import generator
 
@@ -198,6 +202,21 @@ def test_a_perfect_score_is_not_certain():
     assert interval(np.ones((3, 300))) == pytest.approx((1.0, 0.99, 1.0))
 
 
+def test_equal_items_give_no_interval_in_a_unit_without_bounds():
+    """One row with an error of 500 dollars does not show that errors are 497 to 503."""
+    error = Formula(lambda sums: sums[..., 0] / np.maximum(sums[..., 1], 1), (0.0, np.inf))
+    rows = np.array([[[500.0, 1.0]], [[400.0, 1.0]]])  # two seeds, one row
+    assert item_interval(error.of(rows[0])) == (500, None, None)
+    assert interval(error.of(rows)) == (450, None, None)
+    assert difference(error.of(rows), error.of(rows)) == (0, None, None)
+    change = WeightedMetric(lambda weights: np.full(len(weights), -2.0), rows=5, bounds=(-np.inf, np.inf))
+    assert weighted_interval(change) == (-2, None, None)
+    assert difference(np.ones((2, 30)), np.ones((2, 30))) == pytest.approx((0, -0.1, 0.1))
+    several = np.stack([np.arange(20.0), np.ones(20)], 1)
+    estimate = item_interval(error.of(several))
+    assert 5 < estimate.low < estimate.mean < estimate.high < 14
+
+
 @pytest.mark.parametrize(("seeds", "distinct"), [(2, 4), (14, 300)])
 def test_few_and_many_distinct_items_are_resampled_alike(seeds, distinct):
     """Few distinct items are drawn together, many one by one; the spread is that of a mean of N either way."""
@@ -313,3 +332,11 @@ def test_empty_items_do_not_change_the_score():
     assert interval(*padded).mean == interval(numerators, denominators).mean
     estimate = interval(np.zeros((3, 10)), np.zeros((3, 10)))
     assert (estimate.mean, estimate.low) == (0, 0)
+
+
+def test_metrics_without_an_interval_are_printed():
+    groups = [{"value": "Rome", "rows": 1, "score": 500.0, "low": None, "high": None}]
+    slices = {"slice_metric": "mae", "slices": [{"slice": "city", "groups": groups}]}
+    assert [line.split() for line in slice_lines(slices)][1] == ["Rome", "1", "rows", "500"]
+    change = {"loss_change": -0.5, "loss_change_interval": [None, None]}
+    assert list(calibration_lines(change)) == ["calibration changes the loss by -0.5000"]

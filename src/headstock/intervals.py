@@ -86,7 +86,7 @@ class WeightedMetric:
 
 
 class Interval(NamedTuple):
-    """A mean with the 95% interval around it; low and high are None where one seed alone cannot give them."""
+    """A mean with the 95% interval around it; low and high are None where one seed or equal items do not give them."""
 
     mean: float
     low: float | None
@@ -235,6 +235,8 @@ def crossed_interval(
         return Interval(mean, None, None)
     mean_scores = resampled.mean(1)  # (R,)
     low, high = _item_bounds(mean, mean_scores, items, bounds)
+    if low is None or high is None:
+        return Interval(mean, None, None)
     # the interaction's share in the variance of the mean over seeds
     interaction = float((resampled - mean_scores[:, None]).var(0).sum()) / (seeds - 1) / seeds
     between = float(scores.var(ddof=1)) / seeds - NORMAL_QUANTILE / stdtrit(seeds - 1, TAILS[1]) * interaction
@@ -243,14 +245,23 @@ def crossed_interval(
         quantiles = stdtrit(seeds - 1, (np.arange(RESAMPLES) + 0.5) / RESAMPLES)  # (R,)
         effect = generator("interval", "seeds", *key).permutation(quantiles) * between**0.5
         seed_low, seed_high = _item_bounds(mean, mean_scores + effect, items, bounds)
-        low, high = min(low, seed_low), max(high, seed_high)
+        if seed_low is not None and seed_high is not None:
+            low, high = min(low, seed_low), max(high, seed_high)
     return Interval(mean, low, high)
 
 
-def _item_bounds(mean: float, resampled: Floats, items: int, bounds: tuple[float, float]) -> tuple[float, float]:
-    """The interval of the resampled scores (R,), which contains the mean and stays within the bounds."""
-    if not len(resampled) or np.ptp(resampled) == 0:  # all items alike: rule of three for what N do not show
-        low, high = mean - 3 / items, mean + 3 / items
+def _item_bounds(
+    mean: float, resampled: Floats, items: int, bounds: tuple[float, float]
+) -> tuple[float, float] | tuple[None, None]:
+    """The interval of the resampled scores (R,), which contains the mean and stays within the bounds.
+
+    If all items are alike, the rule of three covers what N of them do not show, in units of the highest score. Without
+    a lowest and a highest score, such as for an error in dollars, there is no interval then.
+    """
+    if not len(resampled) or np.ptp(resampled) == 0:
+        if not np.isfinite(bounds).all():
+            return None, None
+        low, high = mean - 3 * bounds[1] / items, mean + 3 * bounds[1] / items
     else:
         low, high = (float(edge) for edge in np.quantile(resampled, TAILS))
     return float(max(min(low, mean), bounds[0])), float(min(max(high, mean), bounds[1]))

@@ -142,7 +142,8 @@ def calibration_lines(metrics: dict[str, Any]) -> Iterator[str]:
         yield f"before calibration: {before}"
     if "loss_change_interval" in metrics:
         low, high = metrics["loss_change_interval"]
-        yield f"calibration changes the loss by {metrics['loss_change']:+.4f} (95%: {low:+.4f} to {high:+.4f})"
+        interval = "" if low is None else f" (95%: {low:+.4f} to {high:+.4f})"
+        yield f"calibration changes the loss by {metrics['loss_change']:+.4f}{interval}"
 
 
 def slice_lines(metrics: dict[str, Any]) -> Iterator[str]:
@@ -155,7 +156,8 @@ def slice_lines(metrics: dict[str, Any]) -> Iterator[str]:
         width = max(len(group["value"]) for group in part["groups"])
         for group in part["groups"]:
             score, ends = format_metric(metric, group["score"]), format_range(metric, group["low"], group["high"])
-            yield f"  {group['value']:{width}s}  {group['rows']:6,d} rows  {score}  (95%: {ends})"
+            interval = f"  (95%: {ends})" if ends else ""
+            yield f"  {group['value']:{width}s}  {group['rows']:6,d} rows  {score}{interval}"
 
 
 @command("Use a run", writes=lambda options: [options["out"]])

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 import headstock
+from headstock.experiments.trial_evaluation import add_error_analysis
+from headstock.report.pages import write_report
+from headstock.train.run_folder import RunFolder
 from tests.commands import REVIEWS, verb_result, write_rows
 
 
@@ -58,6 +61,22 @@ def test_calibration_lowers_the_loss_and_keeps_every_class(run, rows, call):
     assert plain["reliability"]["ece"] == pytest.approx(plain["ece"])
     out, _ = call("evaluate", run, rows, "--calibrated")
     assert "by coverage" in out and "before calibration" in out and "changes the loss" in out
+    assert metrics["calibration_fitted_here"] and "loss_change_interval" not in metrics and "on these rows" in out
+
+
+def test_only_other_rows_have_an_interval(run, rows, call):
+    """A run without a test file is evaluated on the validation rows that its calibration was fitted on."""
+    assert verb_result("evaluate", run, "--calibrated")["metrics"]["calibration_fitted_here"]
+    stored = json.loads((run / "calibration.json").read_text())
+    (run / "calibration.json").write_text(json.dumps({key: stored[key] for key in stored if key != "fingerprint"}))
+    assert "on these rows" in call("evaluate", run, "--calibrated")[0]  # also of an older run
+    metrics = verb_result("evaluate", run, rows, "--calibrated")["metrics"]
+    assert not metrics["calibration_fitted_here"] and len(metrics["loss_change_interval"]) == 2
+    add_error_analysis(RunFolder(run), device="cpu")
+    assert "fitted on these same rows" in write_report(run).read_text(encoding="utf-8")
+    verb_result("calibrate", run, "--data", rows)
+    add_error_analysis(RunFolder(run), device="cpu")
+    assert f"rows of <bdi>{rows}</bdi>" in write_report(run).read_text(encoding="utf-8")
 
 
 def test_slices_of_an_evaluation(run, rows, call, refused):

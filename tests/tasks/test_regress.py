@@ -220,7 +220,7 @@ def test_all_metrics_follow_the_decision_thresholds():
     task.thresholds = (0.7, 0.5, 0.3)
     metrics = task.row_metrics(data, outputs)
     assert metrics["mae"].total() == 0 and metrics["quadratic_kappa"].total() == pytest.approx(1)
-    assert uncalibrated_metrics(task, data, outputs, outputs)["uncalibrated"]["mae"] == pytest.approx(4 / 3)
+    assert uncalibrated_metrics(task, data, outputs, outputs, fitted_here=True)["uncalibrated"]["mae"] > 1
     assert task.thresholds == (0.7, 0.5, 0.3)
 
 

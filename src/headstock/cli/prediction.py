@@ -83,7 +83,7 @@ def evaluate(
         for line in labelled_metric_lines(metrics["file"], metrics):
             common.show(line)
         printed = {"loss", "rows", "file", "majority", "majority_class", "skipped_rows", "slice_metric", "loss_change"}
-        printed |= set(score_names(metrics))
+        printed |= {"calibration_fitted_here", *score_names(metrics)}
         for line in metric_lines({name: value for name, value in metrics.items() if name not in printed}):
             common.show(line)
         for line in [*calibration_lines(metrics), *slice_lines(metrics)]:
@@ -140,10 +140,12 @@ def calibration_lines(metrics: dict[str, Any]) -> Iterator[str]:
     if "uncalibrated" in metrics:
         before = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in metrics["uncalibrated"].items())
         yield f"before calibration: {before}"
-    if "loss_change_interval" in metrics:
-        low, high = metrics["loss_change_interval"]
+    if "loss_change" in metrics:
+        low, high = metrics.get("loss_change_interval", (None, None))
         interval = "" if low is None else f" (95%: {low:+.4f} to {high:+.4f})"
         yield f"calibration changes the loss by {metrics['loss_change']:+.4f}{interval}"
+    if metrics.get("calibration_fitted_here"):
+        yield "The calibration was fitted on these rows; evaluate others to see what it changes."
 
 
 def slice_lines(metrics: dict[str, Any]) -> Iterator[str]:

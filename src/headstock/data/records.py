@@ -1,5 +1,6 @@
 """Rows of labelled data, and what its readers share: files, columns, cell values, and the reporting of problems."""
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -64,6 +65,12 @@ class Records:
         if "tokens" in columns:
             return [" ".join(words) for words in columns["tokens"]]
         return columns["source"] if "source" in columns else columns["question"]
+
+    def fingerprint(self) -> str:
+        """Of the texts and labels, in any order."""
+        names = sorted(self.columns)
+        rows = sorted(json.dumps(row) for row in zip(*(self.columns[name] for name in names), strict=True))
+        return hashlib.sha256("\n".join([*names, *rows]).encode()).hexdigest()
 
     @property
     def documents(self) -> list[str]:

@@ -198,6 +198,7 @@ def add_error_analysis(run: RunFolder, *, device: str = "auto") -> None:
     if analysis := task.error_analysis(rows, data, outputs, attribute=attribute):
         if (calibration := run.calibration()) is not None:
             confidences = task.confidences(data, list(calibration.scaled(np.stack(outputs))))
-            fit = {"temperature": calibration.temperature, "rows": calibration.rows}
+            fit = {"temperature": calibration.temperature, "rows": calibration.rows, "file": calibration.file}
+            fit["fitted_here"] = calibration.fitted_on(rows)
             analysis["calibrated"] = (reliability(*confidences) if confidences else {}) | fit
         run.write_results(run.results() | {"details": analysis})

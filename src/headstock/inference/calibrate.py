@@ -59,6 +59,7 @@ def calibrate(
         selected_epoch=selected_epoch,
         criterion=thresholds,
         positive=None if positive is None else task.config.classes.index(positive),
+        fingerprint=rows.fingerprint(),
     )
     run.write_calibration(calibration)
     before = task.extra_metrics(data, list(probabilities))

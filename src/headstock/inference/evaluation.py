@@ -60,9 +60,12 @@ def labelled_records(
 
 
 def uncalibrated_metrics(
-    task: LabelledTask, data: Any, raw: Sequence[np.ndarray], calibrated: Sequence[np.ndarray]
+    task: LabelledTask, data: Any, raw: Sequence[np.ndarray], calibrated: Sequence[np.ndarray], *, fitted_here: bool
 ) -> dict[str, Any]:
-    """The metrics before calibration, and by how much it changes the loss, with a 95% interval over the rows."""
+    """The metrics before calibration, and by how much it changes the loss, with a 95% interval over the rows.
+
+    There is no interval if the calibration was fitted on these rows: it would not cover the change on others.
+    """
     thresholds, task.thresholds = task.thresholds, ()
     try:
         metrics = {name: metric_value(values) for name, values in task.row_metrics(data, raw).items()}
@@ -71,7 +74,7 @@ def uncalibrated_metrics(
         metrics |= {name: value for name, value in task.extra_metrics(data, raw).items() if name in CALIBRATION_METRICS}
     finally:
         task.thresholds = thresholds
-    result: dict[str, Any] = {"uncalibrated": metrics}
+    result: dict[str, Any] = {"uncalibrated": metrics, "calibration_fitted_here": fitted_here}
     if not task.multilabel:
         before, after = (nll(np.stack(part), data.labels) for part in (raw, calibrated))
         change = after - before
@@ -81,7 +84,8 @@ def uncalibrated_metrics(
 
         if (estimate := weighted_interval(WeightedMetric(mean, len(change), bounds=(-np.inf, np.inf)))) is not None:
             result["loss_change"] = estimate.mean
-            result["loss_change_interval"] = [estimate.low, estimate.high]
+            if not fitted_here:
+                result["loss_change_interval"] = [estimate.low, estimate.high]
     return result
 
 

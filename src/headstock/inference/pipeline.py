@@ -503,7 +503,8 @@ class Pipeline:
         outputs = self.calibrated(raw)
         metrics = metrics_with_intervals(task, data, outputs)
         if self.calibration is not None:
-            metrics |= uncalibrated_metrics(task, data, raw, outputs)
+            fitted_here = self.calibration.fitted_on(records)
+            metrics |= uncalibrated_metrics(task, data, raw, outputs, fitted_here=fitted_here)
         metrics |= {"skipped_rows": records.skipped} if records.skipped else {}
         if details and (confidences := task.confidences(data, outputs)) is not None:
             metrics |= {"reliability": reliability(*confidences), "risk_coverage": risk_coverage(*confidences)}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headstock.data.records import Records
 from headstock.errors import ConfigError, UserError
 from headstock.tasks.error_analysis import calibration as top_class_calibration
 
@@ -38,6 +39,7 @@ class Calibration:
     criterion: str | None = None  # what the thresholds maximize
     confidence: tuple[float, ...] = ()  # quantiles over the rows, as they are
     calibrated_confidence: tuple[float, ...] = ()  # and after calibration
+    fingerprint: str | None = None  # of the rows; older runs have none
 
     def __post_init__(self) -> None:
         problems = [] if self.temperature > 0 else [("temperature", f"must be above 0, not {self.temperature}")]
@@ -45,6 +47,12 @@ class Calibration:
             problems.append(("thresholds", "must lie between 0 and 1"))
         if problems:
             raise ConfigError(problems)
+
+    def fitted_on(self, records: Records) -> bool:
+        """Whether these are the rows it was fitted on, which show less error than others would."""
+        if self.fingerprint is None:
+            return (self.file, self.rows) == (records.source, len(records))
+        return self.fingerprint == records.fingerprint()
 
     def scaled(self, probabilities: Floats) -> Floats:
         """Probabilities (N, C) at this temperature."""
@@ -265,10 +273,11 @@ def fit_calibration(
     selected_epoch: bool,
     criterion: str | None = None,
     positive: int | None = None,
+    fingerprint: str | None = None,
 ) -> Calibration:
     """Fit the temperature and, by a criterion, decision thresholds for the scaled probabilities."""
     multilabel, temperature = labels.ndim == 2, round(fit_temperature(labels, probabilities), 6)
-    fitted = Calibration(temperature, len(labels), file, selected_epoch, multilabel)
+    fitted = Calibration(temperature, len(labels), file, selected_epoch, multilabel, fingerprint=fingerprint)
     if criterion:
         thresholds = fit_thresholds(labels, fitted.scaled(probabilities), criterion, positive=positive)
         fitted = replace(fitted, thresholds=thresholds, criterion=criterion)

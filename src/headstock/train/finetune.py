@@ -296,7 +296,7 @@ def finetune_results(
     valid_outputs = ensemble_outputs(fits, data.valid, run_config)
     metrics = {"valid": metrics_with_intervals(task, data.valid, valid_outputs)}
     if distributed.is_main:
-        calibrate_run(target, task, data.valid, valid_outputs, file=splits.valid.source)
+        calibrate_run(target, task, splits.valid, data.valid, valid_outputs)
     if splits.test is not None:
         test = task.prepare(splits.test)
         outputs = ensemble_outputs(fits, test, run_config)
@@ -339,10 +339,14 @@ def finetune_results(
     }
 
 
-def calibrate_run(target: RunFolder, task: LabelledTask, data: Any, outputs: list[np.ndarray], *, file: str) -> None:
+def calibrate_run(target: RunFolder, task: LabelledTask, valid: Records, data: Any, outputs: list[np.ndarray]) -> None:
     """Fit the temperature of a classifier on the validation rows, which also selected its epoch."""
     if task.predicts_classes and len(outputs) >= MIN_CALIBRATION_ROWS:
-        target.write_calibration(fit_calibration(data.labels, np.stack(outputs), file=file, selected_epoch=True))
+        file, fingerprint = valid.source, valid.fingerprint()
+        probabilities = np.stack(outputs)
+        target.write_calibration(
+            fit_calibration(data.labels, probabilities, file=file, fingerprint=fingerprint, selected_epoch=True)
+        )
 
 
 def save_fit(

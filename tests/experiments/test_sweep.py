@@ -318,6 +318,7 @@ class RankedByLoss:
         ([1.0, 1.1, 1.2], [2.0, 2.1, 2.21], "clearly better than the second best"),
         ([1.0, 1.1, 1.2], [1.2, 1.0, 1.15], "not clearly better than the second best"),
         ([1.0], [2.0], "one seed cannot show"),
+        ([1.0], [1.0], "has the same score"),
     ],
 )
 def test_the_sweep_verdict_follows_the_paired_interval(tmp_path, best_scores, other_scores, words):

@@ -224,6 +224,8 @@ def _second_best(results: dict[str, Any]) -> str:
     if second is None:
         return "; there is no other point to compare with"
     gap, name = format_difference(metric, abs(second["mean"])), point_label(second["settings"])
+    if second["low"] is None and second["mean"] == 0:
+        return f"; the second best, {name}, has the same score"
     if second["low"] is None:
         return f"; the second best, {name}, is {gap} behind, but one seed cannot show whether that is chance"
     low, high = sorted(abs(end) if second["clear"] else end for end in (second["low"], second["high"]))

@@ -42,6 +42,7 @@ def search(
     from headstock.data.corpus import read_corpus
     from headstock.inference.output_files import open_prediction_file
     from headstock.inference.search import IndexKind, SearchSettings, check_choice, get_args, open_documents, open_index
+    from headstock.report.format import excerpt
 
     if not corpus:
         raise UserError("no text to search: name it with --corpus")
@@ -72,12 +73,6 @@ def search(
         for query_text, hits in zip(queries, rows, strict=True):
             common.show(query_text)
             for hit in hits:
-                common.show(f"  {hit.score:6.3f}  {hit.source}:{hit.line}  {excerpt(hit.text)}")
+                common.show(f"  {hit.score:6.3f}  {hit.source}:{hit.line}  {excerpt(hit.text, EXCERPT_CHARACTERS)}")
     described = searchable.describe(index)  # type: ignore[arg-type]
     return {"results": found, "index": described, "queries_per_second": round(len(queries) / max(1e-9, seconds), 1)}
-
-
-def excerpt(text: str) -> str:
-    """The beginning of a document on one line."""
-    line = " ".join(text.split())
-    return line if len(line) <= EXCERPT_CHARACTERS else f"{line[:EXCERPT_CHARACTERS].rpartition(' ')[0]} ..."

@@ -34,6 +34,7 @@ def suggest(
     """
     from headstock.data.labelled_texts import stream_texts
     from headstock.inference.output_files import InputColumns, check_suffix, open_prediction_file
+    from headstock.report.format import excerpt
 
     if pool is None:
         raise UserError("no rows to choose from: name them with --pool")
@@ -56,7 +57,6 @@ def suggest(
         common.show(f"{out}: {len(table):,} rows to label")
     else:
         for row in rows:
-            text = " ".join(row.text.split())
-            excerpt = text if len(text) <= EXCERPT_CHARACTERS else f"{text[:EXCERPT_CHARACTERS]}..."
-            common.show(f"{row.rank:4d}  {pool}:{row.row}  {excerpt}\n      {row.reason}")
+            text = excerpt(row.text, EXCERPT_CHARACTERS)
+            common.show(f"{row.rank:4d}  {pool}:{row.row}  {text}\n      {row.reason}")
     return {"method": method or ("margin" if rows[0].label is not None else "diversity"), "suggestions": table}

@@ -19,6 +19,7 @@ from headstock.errors import ConfigError, UserError, did_you_mean
 from headstock.inference.score import ScoredPositions, score_rows
 from headstock.model.model import Model
 from headstock.tasks.base import Task
+from headstock.tasks.calibration import softmax
 from headstock.tasks.classify import Classify
 from headstock.tasks.labelled import EncodedRows, row_locations
 from headstock.tasks.special_tokens import special_tokens_for
@@ -222,11 +223,6 @@ def causal_word_scores(
         for row, values in zip(batch, score_rows(model, batch, pad_id=special.pad, causal=True), strict=True):
             scores[row.text] = values.sum()
     return scores.reshape(len(prompts), len(words))
-
-
-def softmax(values: np.ndarray) -> np.ndarray:
-    exponentials = np.exp(values - values.max(1, keepdims=True))
-    return exponentials / exponentials.sum(1, keepdims=True)
 
 
 class PromptTask(Classify):

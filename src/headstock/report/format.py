@@ -103,6 +103,19 @@ def shorten(name: str, size: int) -> str:
     return name if len(name) <= size else f"{name[: size - 1]}…"
 
 
+def excerpt(text: str, size: int) -> str:
+    """The beginning of a text on one line, up to the end of a word.
+
+    >>> excerpt("the sea, the\\nsea", 10)
+    'the sea, ...'
+    """
+    line = " ".join(text.split())
+    if len(line) <= size:
+        return line
+    words, space, _ = line[: size + 1].rpartition(" ")
+    return f"{words} ..." if space else f"{line[:size]}..."
+
+
 def setting(value: Any) -> str:
     """A setting as in TOML, without quotes."""
     if isinstance(value, bool):

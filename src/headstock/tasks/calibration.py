@@ -72,7 +72,12 @@ class Calibration:
 
 def temperature_scaled(probabilities: Floats, temperature: float) -> Floats:
     logits = np.log(np.maximum(probabilities.astype(np.float64), MIN_PROBABILITY)) / temperature
-    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return softmax(logits)
+
+
+def softmax(values: Floats) -> Floats:
+    """Over the last axis."""
+    powers = np.exp(values - values.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
 
 

@@ -13,6 +13,7 @@ from headstock.experiments.arms.base import ARM_KINDS, ArmKind
 from headstock.experiments.compare_trials import ExperimentContext, GridPoint
 from headstock.experiments.grid import TrialResult
 from headstock.experiments.trial_evaluation import evaluate_probabilities, primary_score
+from headstock.tasks.calibration import softmax
 from headstock.tasks.class_labels import label_numbers
 from headstock.train.callbacks import Callback
 from headstock.train.resolve import labelled_task
@@ -125,7 +126,7 @@ class TfidfClassifier:
         """(N, C), 0 for classes without training rows. The most likely class is always the classifier's prediction."""
         probabilities = np.zeros((len(texts), len(self.classes)))
         if len(texts):
-            probabilities[:, self._classifier.classes_] = _softmax(self._scale * self._decisions(self._features(texts)))
+            probabilities[:, self._classifier.classes_] = softmax(self._scale * self._decisions(self._features(texts)))
         return probabilities
 
     def outputs(self, texts: Sequence[Any]) -> NDArray[np.float64]:
@@ -196,14 +197,9 @@ def _fit_scale(decisions: NDArray[np.float64], true: NDArray[np.integer], classe
     targets = (1 - smoothing) * targets + smoothing / len(classes)
 
     def loss(exponent: float) -> float:
-        return -float((targets * np.log(_softmax(np.exp(exponent) * decisions) + 1e-300)).sum())
+        return -float((targets * np.log(softmax(np.exp(exponent) * decisions) + 1e-300)).sum())
 
     return float(np.exp(minimize_scalar(loss, bounds=(-4.0, 4.0), method="bounded").x))
-
-
-def _softmax(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    exponentials = np.exp(values - values.max(1, keepdims=True))
-    return exponentials / exponentials.sum(1, keepdims=True)
 
 
 # The arm

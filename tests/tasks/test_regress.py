@@ -13,7 +13,7 @@ from headstock.data.records import Records
 from headstock.errors import UserError
 from headstock.experiments.arms.tfidf import TfidfRegressor
 from headstock.experiments.compare import compare
-from headstock.experiments.trial_evaluation import LabelsOnly, add_error_analysis, primary_score
+from headstock.experiments.trial_evaluation import LabelsOnly, add_error_analysis
 from headstock.inference.evaluation import uncalibrated_metrics
 from headstock.model.heads import OrdinalHead
 from headstock.report.pages import write_report
@@ -263,11 +263,13 @@ def test_arms_are_compared_by_an_error(stock, files, tmp_path):
     assert "lower is better" in write_report(tmp_path / "out").read_text(encoding="utf-8")
 
 
-def test_arms_without_training_are_validated_by_the_metric_of_the_task():
-    task = Ordinal(OrdinalConfig(classes=("18.0", "19.0", "20.0", "21.0", "22.0")), None)
-    valid = records(["18.0", "19.0", "20.0", "21.0", "22.0"])
-    near = np.eye(5)[[1, 2, 3, 4, 4]]  # one above, so that kappa is high and accuracy low
-    assert primary_score(task, valid, near) == pytest.approx(0.8, abs=0.05)
+def test_every_arm_is_validated_by_the_metric_of_the_task(stock, files, tmp_path):
+    """Without a test file, the validation rows are the evaluation rows."""
+    options = {"task": "ordinal", "arms": ["tfidf", "prompt"], "labels": [24], "seeds": 1, "device": "cpu"}
+    results = compare([stock], train=files["train"], out=tmp_path / "out", **options)
+    for cell in results["cells"]:
+        assert cell["valid_score"] == pytest.approx(cell["quadratic_kappa"], abs=1e-4)
+        assert cell["valid_score"] != pytest.approx(cell["accuracy"], abs=1e-4)
 
 
 # Export

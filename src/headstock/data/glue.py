@@ -63,15 +63,15 @@ def find_tasks(folder: Path, tasks: Sequence[GlueTask]) -> tuple[dict[str, Path]
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder (expected one with folders such as CoLA and RTE)")
     folders = {key_of(entry.name): entry for entry in sorted(folder.iterdir()) if entry.is_dir()}
-    found, missing = {}, {}
+    complete, missing = {}, {}
     for task in tasks:
         if (path := folders.get(key_of(task.folder))) is None:
             missing[task.name] = f"no folder {task.folder}"
         elif absent := [name for name in ("train.tsv", *task.dev) if not (path / name).is_file()]:
             missing[task.name] = f"{path.name} has no {' and no '.join(absent)}"
         else:
-            found[task.name] = path
-    return found, missing
+            complete[task.name] = path
+    return complete, missing
 
 
 def read_rows(path: Path, task: GlueTask) -> list[dict[str, str]]:

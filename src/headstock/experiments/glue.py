@@ -54,9 +54,9 @@ def glue(
         raise UserError(f"--rows {rows}: must be 20 or more")
     source, target = open_run(run), Path(out)
     check_folder(target)
-    wanted = glue_tasks(tasks)
-    found, missing = find_tasks(Path(folder), wanted)
-    if not found:
+    selected = glue_tasks(tasks)
+    folders, missing = find_tasks(Path(folder), selected)
+    if not folders:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
         raise UserError(f"{folder}: no GLUE task found ({reasons})")
     for name, reason in missing.items():
@@ -64,12 +64,12 @@ def glue(
     scores: dict[str, Any] = {}
     options = dict(settings or {}) | {"train.seed": seed}
     key = task_key(source, rows=rows, seed=seed, settings=settings or {})
-    for name in found:
+    for name in folders:
         check_key(target, name, key)
-    with explain_interruption(lambda: f"{len(scores)} of {len(found)} tasks are finished in {target}"):
-        for task in wanted:
-            if task.name in found:
-                files = convert_files(found[task.name], task, target / "data" / task.name, rows=rows, seed=seed)
+    with explain_interruption(lambda: f"{len(scores)} of {len(folders)} tasks are finished in {target}"):
+        for task in selected:
+            if task.name in folders:
+                files = convert_files(folders[task.name], task, target / "data" / task.name, rows=rows, seed=seed)
                 write_json(key_file(target, task.name), key)
                 scores[task.name] = run_task(source, task, files, target, options, device, callbacks)
                 shown = ", ".join(f"{name} {100 * value:.1f}" for name, value in scores[task.name]["metrics"].items())

@@ -349,15 +349,15 @@ def exact_nearest(
         for begin in range(0, len(vectors), BLOCK):
             block = torch.from_numpy(np.array(vectors[begin : begin + BLOCK], dtype=np.float32)).to(device)
             products = block_queries @ block.T  # (Q, BLOCK)
-            found, places = products.topk(min(top, len(block)), dim=1)
-            all_scores = torch.cat([best_scores, found], 1)
-            all_numbers = torch.cat([best_numbers, places + begin], 1)
-            best_scores, kept = all_scores.topk(min(top, all_scores.size(1)), dim=1)
-            best_numbers = all_numbers.gather(1, kept)
-        found_scores, found_numbers = best_scores.cpu().numpy(), best_numbers.cpu().numpy()
-        order = np.lexsort((found_numbers, -found_scores))
-        numbers[part] = np.take_along_axis(found_numbers, order, 1)
-        scores[part] = np.take_along_axis(found_scores, order, 1)
+            block_scores, columns = products.topk(min(top, len(block)), dim=1)
+            all_scores = torch.cat([best_scores, block_scores], 1)
+            all_numbers = torch.cat([best_numbers, columns + begin], 1)
+            best_scores, best = all_scores.topk(min(top, all_scores.size(1)), dim=1)
+            best_numbers = all_numbers.gather(1, best)
+        row_scores, row_numbers = best_scores.cpu().numpy(), best_numbers.cpu().numpy()
+        order = np.lexsort((row_numbers, -row_scores))
+        numbers[part] = np.take_along_axis(row_numbers, order, 1)
+        scores[part] = np.take_along_axis(row_scores, order, 1)
     return numbers, scores
 
 

@@ -22,7 +22,7 @@ from headstock.model.batch import Batch, pad
 from headstock.model.heads import ClassificationHead, pool
 from headstock.report.pages import write_report
 from headstock.tasks.base import TASKS
-from headstock.tasks.labelled import EncodedRows, LabelledTask, Nouns, RowExamples, row_locations
+from headstock.tasks.labelled import EncodedRows, LabelledTask, Nouns, RowExamples, RowLocations
 from headstock.train.run_folder import RunFolder
 from tests.conftest import TINY
 
@@ -73,7 +73,7 @@ class OrdinalRegression(LabelledTask):
         labels = None
         if labelled and records.labels is not None:
             labels = np.array([self.config.classes.index(label) for label in records.labels])
-        return EncodedRows(self.tokenizer.encode_batch(records.display_texts), labels, row_locations(records))
+        return EncodedRows(self.tokenizer.encode_batch(records.display_texts), labels, RowLocations(records))
 
     def row_examples(self, data, length):
         return RatedExamples(self, data, length)

@@ -5,7 +5,7 @@ B rows, T tokens, D width (4 times the model's for concat4), L layers.
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -17,7 +17,7 @@ from headstock.data.tokenizer import Tokenizer
 from headstock.data.windowing import SpecialTokens, Window, windows
 from headstock.decoding.batching import length_batches, max_batch_tokens, to_device
 from headstock.errors import UserError, did_you_mean
-from headstock.kernels.backends import fast_cpu_kernels, without_cudnn_attention
+from headstock.kernels.backends import fast_cpu_kernels, single_host_thread, without_cudnn_attention
 from headstock.model.backbone import Backbone
 from headstock.model.batch import Batch
 from headstock.model.heads import pool as pool_tokens
@@ -26,6 +26,7 @@ from headstock.model.layer_features import ScalarMix, check_layers, feature_widt
 from headstock.model.model import Model
 from headstock.tasks.special_tokens import pad_with_special_tokens
 
+PoolKind = Literal["mean", "cls", "last"]
 Pool = Literal["none", "mean", "cls", "last"]
 WORD = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]+")  # a word with inner hyphens and apostrophes, or punctuation
 
@@ -57,8 +58,8 @@ def resolve_pooling(pool: str | None, backbone: Backbone) -> Pool:
 
 def embed(
     model: Model, texts: Sequence[Sequence[int]], *, special: SpecialTokens, length: int, layers: str, pool: Pool
-) -> list[np.ndarray]:
-    """(D,) for each text; with pool "none" (T, D), one vector per token without the special tokens.
+) -> np.ndarray | list[np.ndarray]:
+    """(N, D) one vector per text; with pool "none" (T, D) for each, one vector per token without the special tokens.
 
     Pooling is the same as in the task heads: mean and last include special tokens, never padding. A long text is read
     in overlapping windows, whose pooled vectors are averaged; a token's vector comes from the window in which it has
@@ -66,38 +67,60 @@ def embed(
     """
     check_layers(layers, model.backbone.depth)
     width = feature_width(model.backbone.width, layers)
-    room, centered, device = special.capacity(length), not model.backbone.causal, model.device
+    room, centered = special.capacity(length), not model.backbone.causal
+    if pool != "none":
+        parts, owners = list(texts), list(range(len(texts)))  # the owner of a part is the text it comes from
+        if max(map(len, texts), default=0) > room:
+            pieces = [(i, w) for i, text in enumerate(texts) for w in windows(len(text), room, centered=centered)]
+            parts, owners = [texts[i][w.start : w.end] for i, w in pieces], [i for i, _ in pieces]
+        return mean_by_text(embed_parts(model, parts, special, layers, pool), owners, len(texts), width)
     rows = [(i, window) for i, text in enumerate(texts) for window in windows(len(text), room, centered=centered)]
-    sizes = np.array([window.end - window.start for _, window in rows], dtype=np.int64) + len(special)
-    order: list[int] = []  # of the rows, as they are computed; windows of one text stay in order
-    result = [np.zeros((len(text), width), dtype=np.float32) for text in texts] if pool == "none" else []
-    pooled: list[Tensor] = []  # (B, D) per batch, on the device until the end
-    for indices in length_batches(sizes, max_batch_tokens(device)):
-        part = [rows[index] for index in indices]
-        order += indices
-        tokens = [texts[i][window.start : window.end] for i, window in part]
-        batch = to_device(Batch(*pad_with_special_tokens(tokens, special.prefix, special.suffix, special.pad)), device)
-        if pool != "none":
-            pooled.append(pooled_vectors(model, batch, layers, pool))
-            continue
+    result = [np.zeros((len(text), width), dtype=np.float32) for text in texts]
+    for indices, batch in device_batches(model, [texts[i][w.start : w.end] for i, w in rows], special):
         vectors = layer_vectors(model, batch, layers)  # (B, T, D)
-        for (i, window), row in zip(part, vectors.cpu().numpy(), strict=True):
+        for index, row in zip(indices, vectors.cpu().numpy(), strict=True):
+            i, window = rows[index]
             result[i][window.keep_start : window.keep_end] = row[kept_positions(window, special)]
-    return result if pool == "none" else mean_by_text(pooled, [rows[index][0] for index in order], len(texts))
+    return result
 
 
-def mean_by_text(pooled: list[Tensor], owners: list[int], count: int) -> list[np.ndarray]:
-    """The mean vector of the windows of each of `count` texts."""
+def embed_parts(
+    model: Model, parts: Sequence[Sequence[int]], special: SpecialTokens, layers: str, pool: PoolKind
+) -> np.ndarray:
+    """(N, D) the pooled vector of each sequence of tokens, all of which fit into the model."""
+    order: list[int] = []
+    pooled: list[Tensor] = []  # (B, D) per batch, copied from the device at once at the end
+    for indices, batch in device_batches(model, parts, special):
+        order += indices
+        pooled.append(pooled_vectors(model, batch, layers, pool))
     if not pooled:
-        return []
-    vectors = torch.cat(pooled).cpu().numpy()  # one copy from the device
-    if len(vectors) == count:  # one window each, in another order
-        result = np.empty_like(vectors)
-        result[owners] = vectors
-        return list(result)
-    sums = np.zeros((count, vectors.shape[1]), dtype=np.float32)
+        return np.zeros((0, feature_width(model.backbone.width, layers)), dtype=np.float32)
+    vectors = torch.cat(pooled).cpu().numpy()
+    result = np.empty_like(vectors)
+    result[order] = vectors
+    return result
+
+
+def device_batches(
+    model: Model, parts: Sequence[Sequence[int]], special: SpecialTokens
+) -> Iterator[tuple[list[int], Batch]]:
+    """Batches of similar length between special tokens, on the model's device, with the indices of their rows."""
+    sizes = np.fromiter(map(len, parts), np.int64, len(parts)) + len(special)
+    for indices in length_batches(sizes, max_batch_tokens(model.device)):
+        tokens = [parts[index] for index in indices]
+        with single_host_thread(model.device):
+            padded = pad_with_special_tokens(tokens, special.prefix, special.suffix, special.pad)
+            batch = to_device(Batch(*padded), model.device)
+        yield indices, batch
+
+
+def mean_by_text(vectors: np.ndarray, owners: list[int], count: int, width: int) -> np.ndarray:
+    """(count, D) the mean of the vectors of each text."""
+    if len(vectors) == count:  # one each
+        return vectors
+    sums = np.zeros((count, width), dtype=np.float32)
     np.add.at(sums, owners, vectors)
-    return list(sums / np.bincount(owners, minlength=count).astype(np.float32)[:, None])
+    return sums / np.bincount(owners, minlength=count).astype(np.float32)[:, None]
 
 
 def kept_positions(window: Window, special: SpecialTokens) -> slice:
@@ -121,7 +144,7 @@ def layer_vectors(model: Model, batch: Batch, layers: str) -> Tensor:
 
 @torch.inference_mode()
 @fast_cpu_kernels()
-def pooled_vectors(model: Model, batch: Batch, layers: str, how: Literal["mean", "cls", "last"]) -> Tensor:
+def pooled_vectors(model: Model, batch: Batch, layers: str, how: PoolKind) -> Tensor:
     """(B, D) the pooled vectors of the chosen layers."""
     positions = pooled_positions(batch, how) if layers == "last" else None
     if positions is None:

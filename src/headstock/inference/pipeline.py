@@ -48,6 +48,7 @@ from headstock.inference.search import (
 )
 from headstock.inference.suggest import Suggestion, suggest
 from headstock.inference.translate import Alignment, align_translation, prepare_texts, translate_texts
+from headstock.kernels.backends import paused_gc
 from headstock.kernels.int8 import quantize_int8
 from headstock.model.layer_features import check_layers, feature_width
 from headstock.model.model import Model
@@ -233,16 +234,23 @@ class Pipeline:
 
         The default pooling is the mean for bidirectional models and the last token for causal ones.
         """
-        vectors = list(self.iter_embeddings(texts, layers=layers, pool=pool))
         if resolve_pooling(pool, self.model.backbone) == "none":
-            return vectors
+            return list(self.iter_embeddings(texts, layers=layers, pool=pool))
+        chunks = [np.asarray(chunk) for chunk in self.embedding_chunks(texts, layers=layers, pool=pool)]
         width = feature_width(self.model.backbone.width, layers)
-        return np.stack(vectors) if vectors else np.zeros((0, width), dtype=np.float32)
+        return np.concatenate(chunks) if chunks else np.zeros((0, width), dtype=np.float32)
 
     def iter_embeddings(
         self, texts: str | Iterable[str], *, layers: str = "last", pool: str | None = None
     ) -> Iterator[np.ndarray]:
         """The vectors of `embed` one by one, for any number of texts."""
+        for vectors in self.embedding_chunks(texts, layers=layers, pool=pool):
+            yield from vectors
+
+    def embedding_chunks(
+        self, texts: str | Iterable[str], *, layers: str = "last", pool: str | None = None
+    ) -> Iterator[np.ndarray | list[np.ndarray]]:
+        """The vectors of `embed` for a few thousand texts at a time; the next ones are tokenized meanwhile."""
         if len(self.models) > 1:
             raise UserError(f"{self.run}: is an ensemble; use one of its models, such as {self.run.member(0)}")
         if self.model.backbone.is_encoder_decoder:
@@ -252,7 +260,9 @@ class Pipeline:
         options |= {"layers": layers, "pool": resolve_pooling(pool, self.model.backbone)}
         chunks = growing_chunks(iter_texts(texts), max_size=MAX_CHUNK if pool != "none" else FIRST_CHUNK)
         for rows in prefetch_map(self.tokenizer.encode_batch, chunks, threads=tokenizer_threads(self.model.device)):
-            yield from self.check_finite(embed(self.model, rows, **options))
+            vectors = embed(self.model, rows, **options)
+            self.check_finite([vectors] if isinstance(vectors, np.ndarray) else vectors)
+            yield vectors
 
     def search(
         self,
@@ -304,7 +314,8 @@ class Pipeline:
     def predictions_of(self, task: LabelledTask, data: Any, abstain_below: float | None) -> list[dict[str, Any]]:
         """The predictions for prepared rows; `abstained` says from which the model abstains, if it may."""
         outputs = self.outputs(data)
-        predictions = task.predictions(data, outputs)
+        with paused_gc():
+            predictions = task.predictions(data, outputs)
         if abstain_below is None or not predictions:
             return predictions
         confidence = decision_scores(np.stack(outputs), task.thresholds).max(1)

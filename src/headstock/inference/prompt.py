@@ -21,7 +21,7 @@ from headstock.model.model import Model
 from headstock.tasks.base import Task
 from headstock.tasks.calibration import softmax
 from headstock.tasks.classify import Classify
-from headstock.tasks.labelled import EncodedRows, row_locations
+from headstock.tasks.labelled import EncodedRows, RowLocations
 from headstock.tasks.special_tokens import special_tokens_for
 
 TEXT = "{text}"
@@ -232,4 +232,4 @@ class PromptTask(Classify):
 
     def prepare(self, records: Records, *, labelled: bool = True) -> EncodedRows:
         labels = self.label_array(records) if labelled and records.labels is not None else None
-        return EncodedRows(records.display_texts, labels, row_locations(records))
+        return EncodedRows(records.display_texts, labels, RowLocations(records))

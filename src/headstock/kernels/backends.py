@@ -1,5 +1,6 @@
 """What the device supports, and switches for the libraries below PyTorch."""
 
+import gc
 import platform
 import warnings
 from collections.abc import Callable, Iterator
@@ -7,10 +8,12 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from threading import Lock
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+
+Setting = TypeVar("Setting")
 
 
 def is_ampere_or_newer(device: torch.device) -> bool:
@@ -51,15 +54,15 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-class ScopedSwitch:
-    """Sets a process-wide flag while at least one `with` block is active, then restores its previous value.
+class ScopedSwitch(Generic[Setting]):
+    """Sets a process-wide setting while at least one `with` block is active, then restores its previous value.
 
     Blocks may overlap in any order, across threads and suspended generators.
     """
 
-    def __init__(self, read: Callable[[], bool], write: Callable[[bool], None], *, value: bool = False):
+    def __init__(self, read: Callable[[], Setting], write: Callable[[Setting], None], *, value: Setting):
         self.read, self.write, self.value = read, write, value
-        self.lock, self.active, self.previous = Lock(), 0, True
+        self.lock, self.active, self.previous = Lock(), 0, value
 
     @contextmanager
     def __call__(self, enabled: bool = True) -> Iterator[None]:
@@ -82,8 +85,11 @@ class ScopedSwitch:
 
 _mkldnn: Any = torch.backends.mkldnn
 _cuda: Any = torch.backends.cuda
-_onednn = ScopedSwitch(lambda: _mkldnn.enabled, lambda on: setattr(_mkldnn, "enabled", on))
-_cudnn_attention = ScopedSwitch(lambda: _cuda.cudnn_sdp_enabled(), lambda on: _cuda.enable_cudnn_sdp(on))
+_onednn = ScopedSwitch(lambda: _mkldnn.enabled, lambda on: setattr(_mkldnn, "enabled", on), value=False)
+_cudnn_attention = ScopedSwitch(lambda: _cuda.cudnn_sdp_enabled(), lambda on: _cuda.enable_cudnn_sdp(on), value=False)
+# Pauses the cyclic garbage collector: while many small objects are created that stay, it would scan them all again.
+paused_gc = ScopedSwitch(gc.isenabled, lambda on: gc.enable() if on else gc.disable(), value=False)
+_host_threads = ScopedSwitch(torch.get_num_threads, torch.set_num_threads, value=1)
 
 
 @contextmanager
@@ -111,4 +117,15 @@ def without_cudnn_attention(device: torch.device) -> Iterator[None]:
     On Hopper and Blackwell PyTorch prefers cuDNN in half precision, which builds a plan on the CPU for each new shape.
     """
     with _cudnn_attention(device.type == "cuda"):
+        yield
+
+
+@contextmanager
+def single_host_thread(device: torch.device) -> Iterator[None]:
+    """Use one CPU thread while the model runs on another device.
+
+    What is left for the CPU is small. With more threads, OpenMP's workers spin between operations and slow down the
+    tokenizer: 100,000 texts on an H200 with 16 cores are classified 1.25 times as fast with one.
+    """
+    with _host_threads(device.type != "cpu"):
         yield

@@ -34,9 +34,9 @@ from headstock.tasks.labelled import (
     LabelledTask,
     Nouns,
     RowExamples,
+    RowLocations,
     RowMetrics,
     pad_sequences,
-    row_locations,
 )
 from headstock.tasks.special_tokens import PAIR_SPECIAL_TOKENS
 from headstock.tasks.text_metrics import answer_f1, exact_match
@@ -160,7 +160,7 @@ class Answer(LabelledTask):
 
     def prepare(self, records: Records, *, labelled: bool = True) -> EncodedQuestions:
         """The reader has already checked that answers occur in their contexts."""
-        contexts, locations = records.columns["context"], row_locations(records)
+        contexts, locations = records.columns["context"], RowLocations(records)
         answers = records.columns.get("answers") if labelled else None
         distinct = list(dict.fromkeys(contexts))
         passages = {
@@ -177,7 +177,7 @@ class Answer(LabelledTask):
                 passages[text].token_span(row[0]["start"], row[0]["start"] + len(row[0]["text"])) if row else None
                 for text, row in zip(contexts, answers or [[]] * len(contexts), strict=True)
             ],
-            ids=records.columns.get("id", locations),
+            ids=records.columns.get("id", list(locations)),
         )
 
     def row_examples(self, data: EncodedQuestions, length: int) -> Examples:

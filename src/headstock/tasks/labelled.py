@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeGuard
+from typing import Any, ClassVar, Literal, Self, TypeGuard, overload
 
 import numpy as np
 import torch
@@ -98,7 +98,7 @@ class EncodedRows:
 
     tokens: list[Any]  # the ids of each row
     labels: Any  # one entry per row, as the task's loss needs them; None where the rows have none
-    locations: list[str]  # where each row comes from
+    locations: Sequence[str]  # where each row comes from
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -436,8 +436,23 @@ class ExamplesWithFeatures:
         return batch
 
 
-def row_locations(records: Records) -> list[str]:
-    return [records.location(row) for row in range(len(records))]
+class RowLocations(Sequence[str]):
+    """Where each row comes from, such as `train.csv:17`; written out only where it is asked for."""
+
+    def __init__(self, records: Records):
+        self.records = replace(records, columns={})  # the texts need not stay in memory
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        if isinstance(row, slice):
+            return [self.records.location(index) for index in range(*row.indices(len(self)))]
+        return self.records.location(row)
 
 
 def pad_sequences(

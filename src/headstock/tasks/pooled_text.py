@@ -25,8 +25,8 @@ from headstock.tasks.labelled import (
     EncodedRows,
     LabelledTask,
     RowExamples,
+    RowLocations,
     pad_sequences,
-    row_locations,
     texts_in,
 )
 from headstock.tasks.special_tokens import PAIR_SPECIAL_TOKENS, pad_with_special_tokens, segment_ids
@@ -75,7 +75,7 @@ class PooledTextTask(LabelledTask):
         else:  # the "lab" tokenizer expects texts that are already split into pieces
             tokens += encode(records.texts if self.tokenizer.kind == "lab" else records.display_texts)
         labels = self.label_array(records) if labelled and records.labels is not None else None
-        return EncodedRows(tokens, labels, row_locations(records))
+        return EncodedRows(tokens, labels, RowLocations(records))
 
     def examples(self, data: Any, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
         return PooledExamples(self, data) if isinstance(data, CachedFeatures) else self.row_examples(data, length)

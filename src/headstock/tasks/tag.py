@@ -41,9 +41,9 @@ from headstock.tasks.labelled import (
     LabelledTask,
     Nouns,
     RowExamples,
+    RowLocations,
     RowMetrics,
     pad_sequences,
-    row_locations,
     texts_in,
 )
 from headstock.tasks.text_metrics import entity_counts, is_entity_scheme
@@ -131,7 +131,7 @@ class Tag(LabelledTask):
             tokens.append(sentence_tokens)
             word_starts.append(np.array(starts, dtype=np.int64))
         labels = tag_ids(records, self.config.classes) if labelled and "tags" in records.columns else None
-        return EncodedSentences(tokens, labels, row_locations(records), sentences, word_starts)
+        return EncodedSentences(tokens, labels, RowLocations(records), sentences, word_starts)
 
     def row_examples(self, data: EncodedSentences, length: int) -> Examples:
         return SentenceExamples(self, data, length)

@@ -30,8 +30,8 @@ from headstock.tasks.labelled import (
     LabelledTask,
     Nouns,
     RowExamples,
+    RowLocations,
     RowMetrics,
-    row_locations,
 )
 from headstock.tasks.special_tokens import decoder_start_id
 from headstock.tasks.text_metrics import bleu, bleu_counts, chrf, chrf_counts, sacrebleu_signatures
@@ -132,7 +132,7 @@ class Translate(LabelledTask):
         return EncodedPairs(
             tokens=self.source_tokenizer.encode_batch(records.columns[SOURCE]),
             labels=references,
-            locations=row_locations(records),
+            locations=RowLocations(records),
             targets=None if references is None else self.tokenizer.encode_batch(references),
         )
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headstock.data.token_shards import UnknownTokens
 from headstock.decoding.batching import length_batches, max_batch_tokens, to_device
-from headstock.kernels.backends import fast_cpu_kernels, without_cudnn_attention
+from headstock.kernels.backends import fast_cpu_kernels, single_host_thread, without_cudnn_attention
 from headstock.kernels.fp8 import fp8_matmuls
 from headstock.model.batch import Batch
 from headstock.model.model import Model
@@ -240,7 +240,7 @@ def run_batches(
     examples = task.examples(data, length=length)
     order, results = [], []
     lengths = getattr(examples, "lengths", np.ones(len(examples), dtype=np.int64))
-    with without_cudnn_attention(device), precision(device, dtype):
+    with single_host_thread(device), without_cudnn_attention(device), precision(device, dtype):
         for indices in length_batches(lengths, max_batch_tokens(device)):
             results.append(compute(model, to_device(examples.batch(indices), device)))
             order += indices

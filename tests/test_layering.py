@@ -21,7 +21,8 @@ LAYERS = [
     {"inference"},
     {"report"},
     {"planner"},
-    {"experiments", "explain", "interop", "serve"},
+    {"experiments", "explain", "interop"},
+    {"serve"},
     {"cli"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

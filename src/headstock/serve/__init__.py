@@ -1,0 +1,1 @@
+"""`headstock serve`: runs behind an HTTP API and a web page."""

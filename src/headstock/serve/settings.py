@@ -1,0 +1,36 @@
+"""What a server allows: where it listens, who may ask, and how much."""
+
+from dataclasses import dataclass
+
+from headstock.errors import ConfigError
+
+LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
+MEGABYTE = 1_000_000
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str | None = None  # clients send it as `Authorization: Bearer TOKEN`; required unless the host is local
+    timeout: float = 60.0  # seconds that a request may take, in the queue and in the model
+    max_queue: int = 256  # requests that wait for one run; further ones are answered by 503
+    max_body: int = MEGABYTE  # bytes of a request
+    max_file: int = 20 * MEGABYTE  # bytes of an uploaded table
+    max_texts: int = 256  # rows in one request
+    max_characters: int = 20_000  # in one text
+    max_tokens: int = 1024  # new tokens of one completion
+    max_samples: int = 16  # completions of one prompt (`n`)
+    max_top: int = 100  # alternatives (`logprobs`, `top`) and `top_k` are limited to the vocabulary and this
+    socket_timeout: float = 10.0  # seconds in which the headers and the body of a request must arrive
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.host not in LOCAL_HOSTS and not self.token:
+            problems.append(("token", f"--host {self.host} is reachable from other machines, so it needs --token"))
+        if not 0 <= self.port < 2**16:
+            problems.append(("port", f"must be from 0 (any free port) to 65535, not {self.port}"))
+        if self.timeout <= 0:
+            problems.append(("timeout", f"must be above 0, not {self.timeout}"))
+        if problems:
+            raise ConfigError(problems)

@@ -75,3 +75,16 @@ def test_cudnn_attention_is_disabled_until_the_last_context_ends(before):
         assert cuda.cudnn_sdp_enabled() == before
     finally:
         cuda.enable_cudnn_sdp(previous)
+
+
+def test_torch_uses_one_host_thread_while_the_model_runs_elsewhere():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with backends.single_host_thread(torch.device("cpu")):
+            assert torch.get_num_threads() == 3
+        with backends.single_host_thread(torch.device("cuda")):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

@@ -1,6 +1,8 @@
 """The application in process; tests of the real server process are in test_server.py."""
 
+import json
 import threading
+import urllib.request
 
 import pytest
 
@@ -30,3 +32,10 @@ def test_jobs_that_wait_are_computed_together_and_answered_apart():
     worker.close()
     with pytest.raises(QueueFullError):
         worker.submit("double", compute, [1], timeout=60)
+
+
+def test_the_server_process_answers(served):
+    url, names = served
+    with urllib.request.urlopen(f"{url}/health") as response:
+        assert json.load(response) == {"status": "ok"}
+    assert names["classify"] == "classify"

@@ -32,6 +32,6 @@ def serve(
 
     settings = ServeSettings(host=host, port=port, token=token)
     models = load_models(runs, settings, device=common.device, int8=int8)
-    common.log(f"serving {', '.join(model.name for model in models)} at http://{host}:{port}")
-    run_server(models, settings)
+    names = ", ".join(model.name for model in models)
+    run_server(models, settings, on_ready=lambda url: common.log(f"serving {names} at {url}"))
     return {}

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from headstock.model.backbones.transformer import Transformer
 from headstock.model.batch import Batch, pad
+from headstock.model.kv_cache import KVCache
 from tests.model.small import small_backbone, some_tokens
 
 ROWS, LENGTH = 3, 9
@@ -119,6 +120,39 @@ def test_dropping_the_longest_row_makes_room():
     state = state.select(torch.tensor([1]))
     output = backbone(Batch(torch.tensor([[4]])), state)
     close(output.hidden[0, -1], backbone(Batch(torch.tensor([[2, 3, 4]]))).hidden[0, -1])
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary", "relative"])
+@pytest.mark.parametrize("lengths", [[5, 2, 4], [4, 4, 4], [1, 6, 7]])
+def test_rows_join_and_leave_others(positions, lengths):
+    backbone = small_backbone(positions=positions)
+    texts = [some_tokens(n, seed=10 + i).tolist() for i, n in enumerate(lengths)]
+
+    def read(*rows: int, capacity: int) -> KVCache:
+        state = backbone.new_state(len(rows), capacity)
+        state.storage[:] = torch.nan  # like uninitialized memory
+        return backbone(Batch(*pad([texts[row] for row in rows], filler=0)), state).state
+
+    state = read(0, capacity=9)
+    state = state.append(read(1, 2, capacity=12)).append(read(0, 1, capacity=8))  # texts 0, 1, 2, 0, 1
+    assert state.lengths.tolist() == [lengths[row] for row in (0, 1, 2, 0, 1)]
+    state = state.keep([0, 4, 2])
+    continuation = some_tokens(3, 5, seed=3)
+    hidden = []
+    for position in range(5):
+        output = backbone(Batch(continuation[:, position : position + 1]), state)
+        state = output.state
+        hidden.append(output.hidden)
+    for row, text in enumerate(texts):
+        alone = backbone(Batch(torch.tensor([text + continuation[row].tolist()]))).hidden[0, -5:]
+        close(torch.cat(hidden, 1)[row], alone)
+
+
+def test_rows_with_sources_do_not_join():
+    backbone = small_backbone(cross=True)
+    state = backbone(Batch(some_tokens(1, 2)), backbone.new_state(1, 4), memory=torch.randn(1, 3, 8)).state
+    with pytest.raises(ValueError, match="sources"):
+        state.append(backbone.new_state(1, 4))
 
 
 def test_a_full_cache_raises():

@@ -36,17 +36,6 @@ class _Row:
     source: Sequence[int] | None = None  # input of an encoder
     done: bool = False
 
-    def window(self, context: int | None) -> list[int]:
-        """The tokens the model reads: all of them, or a suffix that moves by half a context at a time.
-
-        It depends on the row's length alone, so that batching and caching do not change results.
-        """
-        if context is None or len(self.text) <= context:
-            return self.text
-        half = max(1, context // 2)
-        steps = -(-(len(self.text) - context) // half)
-        return self.text[steps * half :]
-
     def append(self, tokens: list[int], end: int | None) -> None:
         """Append new tokens up to the EOS token."""
         if end in tokens:
@@ -80,11 +69,11 @@ def generate(
     check_prompts(model, prompts, sources)
     row_sources: Sequence[Sequence[int] | None] = sources or [None] * len(prompts)
     rows = [_Row(list(prompt), Continuation(), source) for prompt, source in zip(prompts, row_sources, strict=True)]
-    generators = [torch.Generator().manual_seed(seed) for _, seed in zip(rows, seeds or [0] * len(rows), strict=True)]
+    row_seeds = [seed for _, seed in zip(rows, seeds or [0] * len(rows), strict=True)]
     if not rows or max_tokens < 1:
         return [row.continuation for row in rows]
-    draws = torch.stack([torch.rand(max_tokens, generator=generator) for generator in generators])
-    decoder = _Decoder(model, rows, draws, sampling, suppress=suppress_tokens, cache=cache)
+    draws = torch.stack([uniform_draws(max_tokens, seed) for seed in row_seeds])
+    decoder = _Decoder(NextTokenModel(model, suppress_tokens), rows, draws, sampling, cache=cache)
     steps = 1 if stop else STEPS_PER_CHECK.get(model.device.type, 16) if end is not None else max_tokens
     while decoder.step < max_tokens and not all(row.done for row in rows):
         active, tokens = decoder.next_tokens(min(steps, max_tokens - decoder.step))
@@ -98,6 +87,41 @@ def generate(
     return [row.continuation for row in rows]
 
 
+class NextTokenModel:
+    """Computes the logits of next tokens by bare copies of the modules, which do not notice replaced weights."""
+
+    def __init__(self, model: Model, suppress_tokens: Sequence[int]):
+        self.new_state, self.vocabulary = model.backbone.new_state, model.backbone.config.vocabulary
+        self.backbone, self.head = strip_modules(model.backbone), strip_modules(model.heads["token"])
+        self.device, self.context = model.device, model.backbone.context
+        self.suppress_tokens = torch.tensor(list(suppress_tokens), dtype=torch.long, device=self.device)
+
+    def read(
+        self, texts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] = (), *, capacity: int | None
+    ) -> tuple[Tensor, DecodingState | None]:
+        """(B, V) logits after texts that are read from their start, and a state for `capacity` tokens per row."""
+        state = None if capacity is None else self.new_state(len(texts), capacity)
+        output = self.backbone(prompt_batch(texts, sources).to(self.device), state)
+        logits = self.logits(last_vectors(output.hidden, texts))
+        check_logits(logits)
+        return logits, output.state
+
+    def advance(self, tokens: Tensor, state: DecodingState | None) -> tuple[Tensor, DecodingState | None]:
+        """(B, V) logits after one more token (B, 1) of each row, and the next state."""
+        output = self.backbone(Batch(tokens, causal=True), state)
+        return self.logits(output.hidden[:, -1]), output.state
+
+    def logits(self, vectors: Tensor) -> Tensor:
+        logits = self.head(vectors)  # (B, D) -> (B, V)
+        return logits.index_fill_(1, self.suppress_tokens, float("-inf")) if len(self.suppress_tokens) else logits
+
+    def tokens_in(self, text: list[int]) -> Tensor:
+        """(V,) True for the tokens of a text, to which a repetition penalty applies."""
+        in_text = torch.zeros(self.vocabulary, dtype=torch.bool, device=self.device)
+        in_text[torch.tensor(text, device=self.device)] = True
+        return in_text
+
+
 class _Decoder:
     """Runs the model on rows and samples their next tokens.
 
@@ -105,21 +129,14 @@ class _Decoder:
     cache of all others.
     """
 
-    def __init__(
-        self, model: Model, rows: list[_Row], draws: Tensor, sampling: Sampling, *, suppress: Sequence[int], cache: bool
-    ):
-        self.new_state, self.cache, self.sampling = model.backbone.new_state, cache, sampling
-        self.backbone, self.head = strip_modules(model.backbone), strip_modules(model.heads["token"])
-        self.device, self.context = model.device, model.backbone.context
-        self.suppress_tokens = torch.tensor(list(suppress), dtype=torch.long, device=self.device)
+    def __init__(self, model: NextTokenModel, rows: list[_Row], draws: Tensor, sampling: Sampling, *, cache: bool):
+        self.model, self.device, self.context = model, model.device, model.context
+        self.cache, self.sampling = cache, sampling
         self.rows, self.step, self.max_tokens = rows, 0, draws.size(1)
         self.draws = None if sampling.greedy else draws.to(self.device)  # (B, max_tokens) uniform
         self.in_text: Tensor | None = None  # (B, V) True for tokens of the text
         if sampling.repetition_penalty != 1.0:
-            shape = len(rows), model.backbone.config.vocabulary
-            self.in_text = torch.zeros(shape, dtype=torch.bool, device=self.device)
-            for index, row in enumerate(rows):
-                self.in_text[index, torch.tensor(row.text, device=self.device)] = True
+            self.in_text = torch.stack([model.tokens_in(row.text) for row in rows])
         self.state: DecodingState | None = None
         self.lengths: list[int] = []  # tokens of each row in the state
         self.latest = torch.empty(0)  # (B,) the last token of each row, not yet in the state
@@ -132,7 +149,7 @@ class _Decoder:
         if done and (not self.can_continue() or (4 * done >= len(self.rows) and not self.capture)):
             self.select([index for index, row in enumerate(self.rows) if not row.done])
         continues = self.can_continue()
-        windows = [] if continues else [row.window(self.context) for row in self.rows]
+        windows = [] if continues else [context_window(row.text, self.context) for row in self.rows]
         lengths = [length + 1 for length in self.lengths] if continues else [len(window) for window in windows]
         room = limit if self.context is None else self.context - max(lengths) + 1
         count = min(limit, room) if self.cache else 1
@@ -150,13 +167,10 @@ class _Decoder:
         """(B, V) next-token logits of rows that are read from their start."""
         for row, window in zip(self.rows, windows, strict=True):
             row.continuation.slid = window is not row.text
-        batch = prompt_batch(windows, [row.source for row in self.rows if row.source is not None]).to(self.device)
-        output = self.backbone(batch, self.new_state(len(windows), self.capacity()) if self.cache else None)
-        self.state = output.state
+        sources = [row.source for row in self.rows if row.source is not None]
+        logits, self.state = self.model.read(windows, sources, capacity=self.capacity() if self.cache else None)
         self.captured_step, self.warm = None, False
-        self.capture = can_capture(self.backbone, self.state, self.max_tokens - self.step)
-        logits = self.logits(last_vectors(output.hidden, windows))
-        check_logits(logits)
+        self.capture = can_capture(self.model.backbone, self.state, self.max_tokens - self.step)
         return logits
 
     def decode(self) -> Tensor:
@@ -168,13 +182,8 @@ class _Decoder:
         return self.decode_step(tokens) if self.captured_step is None else self.captured_step(tokens)
 
     def decode_step(self, tokens: Tensor) -> Tensor:
-        output = self.backbone(Batch(tokens, causal=True), self.state)
-        self.state = output.state
-        return self.logits(output.hidden[:, -1])
-
-    def logits(self, vectors: Tensor) -> Tensor:
-        logits = self.head(vectors)  # (B, D) -> (B, V)
-        return logits.index_fill_(1, self.suppress_tokens, float("-inf")) if len(self.suppress_tokens) else logits
+        logits, self.state = self.model.advance(tokens, self.state)
+        return logits
 
     def sample(self, logits: Tensor) -> Tensor:
         draws = None if self.draws is None else self.draws[:, self.step]
@@ -198,6 +207,23 @@ class _Decoder:
         self.in_text = None if self.in_text is None else self.in_text[rows]
         self.state = None if self.state is None else self.state.select(rows)
         self.captured_step, self.warm = None, False
+
+
+def context_window(text: list[int], context: int | None) -> list[int]:
+    """The tokens the model reads: the text itself, or a suffix of it that moves by half a context at a time.
+
+    It depends on the text's length alone, so that batching and caching do not change results.
+    """
+    if context is None or len(text) <= context:
+        return text
+    half = max(1, context // 2)
+    steps = -(-(len(text) - context) // half)
+    return text[steps * half :]
+
+
+def uniform_draws(count: int, seed: int) -> Tensor:
+    """(count,) uniform numbers, with which `count` tokens of a row are sampled."""
+    return torch.rand(count, generator=torch.Generator().manual_seed(seed))
 
 
 def check_prompts(

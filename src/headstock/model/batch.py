@@ -21,6 +21,14 @@ class DecodingState(Protocol):
         """The state of other rows: a subset, reordered or repeated."""
         ...
 
+    def append(self, other: Any) -> "DecodingState":
+        """The state of these rows and then those of `other`, of the same type; neither may be used afterwards."""
+        ...
+
+    def keep(self, rows: list[int]) -> "DecodingState":
+        """Like `select` without repeats, for a state that is not used afterwards: only moved rows are copied."""
+        ...
+
     def make_static(self) -> bool:
         """Keep all shapes from now on, for CUDA graph capture; False if the state cannot."""
         ...

@@ -11,13 +11,13 @@ class KVCache:
     """Keys and values of the tokens read so far, updated in place: continue with the state of the last Output.
 
     Rows may have different lengths. Prompts are padded on the right; the next token of a row overwrites its first
-    padding, and positions beyond a row's length are masked.
+    padding, and positions beyond a row's length are masked. The storage may have spare rows, for `append`.
     """
 
     def __init__(self, depth: int, shape: tuple[int, int, int, int], device: torch.device, dtype: torch.dtype):
         rows, _, self.capacity, _ = shape
         # keys and values of all layers in one tensor, so that one slice serves all of them
-        self.storage = torch.zeros(2 * depth, *shape, device=device, dtype=dtype)  # (2 depth, B, H, C, K)
+        self.storage = torch.zeros(2 * depth, *shape, device=device, dtype=dtype)  # (2 depth, B or more, H, C, K)
         self.memory: list[tuple[Tensor, Tensor]] = []  # cross-attention's keys and values by layer; these never change
         self.memory_padding: Tensor | None = None  # (B, S) True at padding positions of the source
         self.sources = torch.arange(rows, device=device)  # (B,) the source of each row
@@ -63,8 +63,9 @@ class KVCache:
         stop = self.longest + new
         if stop > self.capacity:
             raise ValueError(f"the KV cache has room for {self.capacity} tokens per row, not {stop}")
-        self.cached = self.storage.narrow(3, 0, stop).unbind(0)
-        ahead = self.storage.narrow(3, self.longest, new)
+        storage = self.storage.narrow(1, 0, len(self.lengths))
+        self.cached = storage.narrow(3, 0, stop).unbind(0)
+        ahead = storage.narrow(3, self.longest, new)
         if not self.equal_lengths:
             ahead.zero_()  # shorter rows do not fill it, and even masked values must be finite
         self.next = ahead.unbind(0)
@@ -111,6 +112,46 @@ class KVCache:
         if not self.equal_lengths and not self.static:
             other._update_longest()
         return other
+
+    def append(self, other: "KVCache") -> "KVCache":
+        """Copies `other` alone, into spare rows; without room the storage doubles its rows, so this is rare."""
+        if self.memory or other.memory:
+            raise ValueError("rows with sources of their own cannot be joined")
+        assert not (self.static or other.static), "a static cache keeps its shape"
+        rows, total = len(self.lengths), len(self.lengths) + len(other.lengths)
+        longest = max(self.longest, other.longest)
+        self._reserve(total, max(self.capacity, other.capacity))
+        added = self.storage[:, rows:total]
+        added[..., : other.longest, :] = other.storage[:, : total - rows, :, : other.longest]
+        added[..., other.longest : longest, :] = 0  # even masked values must be finite
+        self.storage[:, :rows, :, self.longest : longest] = 0
+        self.lengths = torch.cat([self.lengths, other.lengths])
+        self.sources = torch.arange(total, device=self.lengths.device)
+        self._update_longest()
+        return self
+
+    def _reserve(self, rows: int, capacity: int) -> None:
+        """Make room for rows and tokens per row."""
+        depth, available, heads, _, width = self.storage.shape
+        if rows <= available and capacity == self.capacity:
+            return
+        before, filled = self.storage, slice(self.longest)
+        rows = available if rows <= available else max(rows, 2 * available)
+        self.storage = before.new_zeros(depth, rows, heads, capacity, width)
+        self.storage[:, : len(self.lengths), :, filled] = before[:, : len(self.lengths), :, filled]
+        self.capacity = capacity
+
+    def keep(self, rows: list[int]) -> "KVCache":
+        assert not (self.static or self.memory), "neither a static cache nor sources"
+        moved = [(new, old) for new, old in enumerate(rows) if new != old]
+        if moved:
+            new, old = torch.tensor(moved, device=self.lengths.device).T
+            filled = self.storage[..., : self.longest, :]
+            filled[:, new] = filled[:, old]
+        self.lengths = self.lengths[torch.tensor(rows, device=self.lengths.device)]
+        self.sources = self.sources[: len(rows)]
+        self._update_longest()
+        return self
 
     def _select_memory(self, rows: Tensor) -> None:
         """Select the memory of other rows; reordered beams of one source share it already."""

@@ -42,6 +42,12 @@ class NGramState:
     def select(self, rows: Tensor) -> "NGramState":
         return NGramState(self.lengths[rows], self.recent[rows])
 
+    def append(self, other: "NGramState") -> "NGramState":
+        return NGramState(torch.cat([self.lengths, other.lengths]), torch.cat([self.recent, other.recent]))
+
+    def keep(self, rows: list[int]) -> "NGramState":
+        return self.select(torch.tensor(rows, device=self.lengths.device))
+
     def make_static(self) -> bool:
         return False
 

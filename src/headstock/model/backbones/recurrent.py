@@ -52,6 +52,14 @@ class RecurrentState:
     def select(self, rows: Tensor) -> "RecurrentState":
         return RecurrentState(self.lengths[rows], [tuple(part[:, rows] for part in layer) for layer in self.cells])
 
+    def append(self, other: "RecurrentState") -> "RecurrentState":
+        layers = zip(self.cells, other.cells, strict=True)
+        cells = [tuple(torch.cat(parts, 1) for parts in zip(*layer, strict=True)) for layer in layers]
+        return RecurrentState(torch.cat([self.lengths, other.lengths]), cells)
+
+    def keep(self, rows: list[int]) -> "RecurrentState":
+        return self.select(torch.tensor(rows, device=self.lengths.device))
+
     def make_static(self) -> bool:
         return False
 

@@ -68,6 +68,9 @@ class AttendingState(RecurrentState):
         padding = None if self.memory_padding is None else self.memory_padding[rows]
         return AttendingState(plain.lengths, plain.cells, memory, padding)
 
+    def append(self, other: RecurrentState) -> RecurrentState:
+        raise ValueError("rows with sources of their own cannot be joined")
+
 
 class GlobalAttention(nn.Module):
     """Attention of every decoder output over the source: tanh(Wc [softmax(Q Kᵀ / sqrt(D)) V, h])."""

@@ -54,8 +54,8 @@ class ServerProcess:
 
 
 def start_server(log: Path, *arguments) -> ServerProcess:
-    """`headstock serve ARGUMENTS --port 0`, once it has printed its URL; its output goes to the file `log`."""
-    words = [sys.executable, "-m", "headstock", "serve", *map(str, arguments), "--port", "0"]
+    """`headstock serve --port 0 ARGUMENTS`, once it has printed its URL; its output goes to the file `log`."""
+    words = [sys.executable, "-m", "headstock", "serve", "--port", "0", *map(str, arguments)]
     with log.open("wb") as file:
         process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT)  # inherits one thread and the cache
     give_up = time.monotonic() + START_SECONDS

@@ -10,6 +10,7 @@ from headstock import __version__
 from headstock.errors import HeadstockError, UserError
 from headstock.serve import task_api
 from headstock.serve.models import ServedModels
+from headstock.serve.security import SecurityMiddleware
 from headstock.serve.settings import ServeSettings
 from headstock.serve.worker import QueueFullError, TimeLimitError
 
@@ -26,6 +27,7 @@ def create_app(models: ServedModels, settings: ServeSettings) -> FastAPI:
     app.state.models, app.state.settings = models, settings
     app.include_router(task_api.router)
     add_error_handlers(app)
+    app.add_middleware(SecurityMiddleware, settings=settings)
 
     @app.get("/health", summary="Whether the server answers")
     async def health() -> dict[str, str]:

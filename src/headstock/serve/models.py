@@ -1,6 +1,7 @@
 """The runs that a server has loaded, each with its worker."""
 
 import asyncio
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from headstock.errors import UserError, did_you_mean
 from headstock.inference.pipeline import Pipeline, load
 from headstock.serve.settings import ServeSettings
 from headstock.serve.worker import Compute, TimeLimitError, Worker
+from headstock.train.run_folder import open_run
 
 
 @dataclass
@@ -52,6 +54,16 @@ class ServedModels:
     def close(self) -> None:
         for model in self:
             model.worker.close()
+
+
+def model_names(runs: Sequence[str]) -> list[str]:
+    """The names by which clients ask for runs. Two runs of one name are told apart by a number."""
+    names: list[str] = []
+    for run in runs:
+        title = open_run(run).title
+        candidates = itertools.chain([title], (f"{title}-{number}" for number in itertools.count(2)))
+        names.append(next(name for name in candidates if name not in names))
+    return names
 
 
 def load_models(runs: Sequence[str], settings: ServeSettings, **options: Any) -> ServedModels:

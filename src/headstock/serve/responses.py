@@ -1,0 +1,26 @@
+"""Errors as OpenAI's API sends them: {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}."""
+
+import logging
+from collections.abc import Mapping
+
+from starlette.responses import JSONResponse
+
+RETRY_SECONDS = 1  # that a client is asked to wait when the server is busy
+INVALID = "invalid_request_error"
+
+logger = logging.getLogger("uvicorn.error")  # goes to stderr
+
+
+def error_response(status: int, message: str, kind: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    body = {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    return JSONResponse(body, status_code=status, headers=headers)
+
+
+def busy_response(message: str) -> JSONResponse:
+    return error_response(503, message, "overloaded", {"Retry-After": str(RETRY_SECONDS)})
+
+
+def internal_error(error: BaseException) -> JSONResponse:
+    """The answer to an error of ours: the traceback goes to the log, and nothing of it to the client."""
+    logger.error("internal error", exc_info=error)
+    return error_response(500, "internal error", "server_error")

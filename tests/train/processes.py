@@ -83,12 +83,17 @@ def start_command(folder: Path, *arguments: Any, **environment: str) -> Backgrou
 
 def start_ranks(folder: Path, count: int, *arguments: Any, **environment: str) -> list[BackgroundProcess]:
     """The same command as each rank of a process group, as torchrun would start it."""
+    return start_functions(folder, [(run_headstock, *map(str, arguments))] * count, **environment)
+
+
+def start_functions(folder: Path, calls: list[tuple[Any, ...]], **environment: str) -> list[BackgroundProcess]:
+    """Function calls, each as one rank of a process group."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count), **environment}
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(len(calls)), **environment}
     processes = []
-    for rank in map(str, range(count)):
+    for rank, call in enumerate(calls):
         streams = folder.with_name(f"{folder.name}-{rank}")
-        processes.append(start_command(streams, *arguments, RANK=rank, LOCAL_RANK=rank, **group))
+        processes.append(BackgroundProcess(streams, *call, RANK=str(rank), LOCAL_RANK=str(rank), **group))
     return processes

@@ -27,6 +27,7 @@ class Backbone(nn.Module, ABC):
     # a forward and a backward language model, as in ELMo: the halves of a vector predict the next and previous token
     is_bilm: ClassVar[bool] = False
     supports_compile: ClassVar[bool] = True  # runs the same operations for every batch, so torch.compile pays
+    supports_fsdp: ClassVar[bool] = True  # its weights are used where its modules run, so that they can be sharded
     supports_onnx: ClassVar[bool] = True  # can be traced for any number of rows and tokens
     supports_query_positions: ClassVar[bool] = False
     is_encoder_decoder: ClassVar[bool] = False  # needs `Batch.source`

@@ -19,6 +19,7 @@ from headstock.train.distributed import DistributedContext
 from headstock.train.optimizers import EMA
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import TrainSettings
+from headstock.train.sharding import shard_like, shard_tensors, whole, whole_tensors
 from headstock.train.tensors import MANIFEST, find_damage, read_tensors, write_tensors
 
 logger = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class Checkpointer:
     def finish(self, state: TrainState) -> None:
         """Load the final weights into the model: the best, the averaged or the last ones."""
         if self.settings.weights == "best" and self.best is not None:
-            self.model.load_tensors(self.best, source="the best weights")
+            self.model.load_tensors(shard_tensors(self.best, self.model.tensors()), source="the best weights")
         elif self.ema is not None:
             self.model.load_tensors(self.ema.tensors, source="the averaged weights")
 
@@ -150,10 +151,11 @@ class DiskCheckpointer(Checkpointer):
         return state
 
     def save(self, state: TrainState) -> None:
+        checkpoint = self.capture(state)  # gathers sharded tensors, for which every process is needed
         if self.distributed.is_main:
             folder = self.run.checkpoints
             try:
-                self.capture(state).write(folder / f"step-{state.step}")
+                checkpoint.write(folder / f"step-{state.step}")
                 keep, every = self.settings.keep, self.settings.keep_every
                 prune(folder, written=state.step, keep=keep, best=state.best_step, keep_every=every)
             except OSError as error:
@@ -173,24 +175,26 @@ class DiskCheckpointer(Checkpointer):
                 checkpoint = Checkpoint.read(best)
                 self.best = checkpoint.average or checkpoint.model
         super().finish(state)
+        weights = whole_tensors(self.model.tensors())
         if self.distributed.is_main:
-            self.run.save_weights(self.model.tensors())
+            self.run.save_weights(weights)
         self.distributed.barrier()
 
     def capture(self, state: TrainState) -> Checkpoint:
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         moments = {
-            f"{names[id(parameter)]}/{key}": value
+            f"{names[id(parameter)]}/{key}": whole(value)
             for optimizer in self.optimizers
             for parameter, values in optimizer.state.items()
             for key, value in values.items()
         }
         steps = 0 if self.ema is None else self.ema.steps
         values = asdict(state) | {"environment": environment(self.distributed), "average_steps": steps}
-        return Checkpoint(self.model.tensors(), moments, {} if self.ema is None else self.ema.tensors, values)
+        average = {} if self.ema is None else whole_tensors(self.ema.tensors)
+        return Checkpoint(whole_tensors(self.model.tensors()), moments, average, values)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        self.model.load_tensors(checkpoint.model, source="the checkpoint")
+        self.model.load_tensors(shard_tensors(checkpoint.model, self.model.tensors()), source="the checkpoint")
         states: dict[str, dict[str, Tensor]] = {}
         for path, value in checkpoint.optimizer.items():
             name, _, key = path.rpartition("/")
@@ -198,11 +202,14 @@ class DiskCheckpointer(Checkpointer):
         for name, parameter in self.model.named_parameters():
             for optimizer in self.optimizers:
                 if name in states and any(parameter is p for group in optimizer.param_groups for p in group["params"]):
-                    on_device = {key: value.to(parameter.device) for key, value in states[name].items()}
-                    optimizer.state[parameter] = on_device
+                    values = {key: value.to(parameter.device) for key, value in states[name].items()}
+                    # all but the step count have the shape of the parameter
+                    optimizer.state[parameter] = {
+                        key: shard_like(value, parameter) if value.dim() else value for key, value in values.items()
+                    }
         if self.ema is not None:
             self.ema.steps = checkpoint.state["average_steps"]
-            for name, tensor in checkpoint.average.items():
+            for name, tensor in shard_tensors(checkpoint.average, self.ema.tensors).items():
                 self.ema.tensors[name].copy_(tensor)
 
 

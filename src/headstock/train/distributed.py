@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from headstock.errors import HeadstockError, LostProcessError, UserError
 from headstock.io import rank_and_size
+from headstock.train.sharding import is_sharded, without_gradient_sync
 
 TIMEOUT = "HEADSTOCK_TIMEOUT"  # environment variable: seconds that a process waits for the others
 DEFAULT_TIMEOUT = 1800.0  # one process may be tokenizing a large corpus meanwhile
@@ -48,13 +49,15 @@ class DistributedContext:
 
     def wrap(self, module: nn.Module, *, unfreezing: bool = False) -> nn.Module:
         """Average the module's gradients over all processes. If `unfreezing`, some weights may have none at first."""
-        if self.size == 1:
+        if self.size == 1 or is_sharded(module):  # a sharded module does so itself
             return module
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(module, device_ids=devices, find_unused_parameters=unfreezing)
 
     def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
         """Do not communicate gradients: only the last micro-batch of a step has to."""
+        if is_sharded(module):
+            return without_gradient_sync(module)
         return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
 
     def stopwatch(self, before: float, *, shared: bool) -> Callable[[], float]:

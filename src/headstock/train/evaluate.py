@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headstock.data.token_shards import UnknownTokens
 from headstock.decoding.batching import length_batches, max_batch_tokens, to_device
@@ -25,6 +25,7 @@ from headstock.train.checkpoint import TrainState
 from headstock.train.distributed import DistributedContext
 from headstock.train.optimizers import EMA
 from headstock.train.settings import TrainSettings
+from headstock.train.sharding import reshard
 
 MIN_BATCHES = 8  # for intervals: fewer do not represent the variation
 RESAMPLES = 1000
@@ -58,14 +59,15 @@ def evaluate(
     size: int,
     dtype: str = "auto",
     max_examples: int | None = None,
+    losses: Callable[[Batch], dict[str, Tensor]] | None = None,
     batch_sums: BatchSums | None = None,
     unknown: UnknownTokens | None = None,
 ) -> dict[str, float]:
     """The task's metrics over all examples, or over `max_examples` of them evenly spaced.
 
     `size` is the text of all examples in bytes. `unknown` describes its unknown tokens; if it is None and there are
-    some, bits per byte are left out. The sums of each batch of this process are appended to `batch_sums`, for
-    `bootstrap_intervals`.
+    some, bits per byte are left out. `losses` computes the losses of a batch instead of the task, for a sharded model.
+    The sums of each batch of this process are appended to `batch_sums`, for `bootstrap_intervals`.
     """
     indices: Sequence[int] = range(len(examples))
     if max_examples is not None and max_examples < len(examples):
@@ -77,17 +79,21 @@ def evaluate(
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
     own = indices[distributed.rank :: distributed.size]
-    for batch_indices in [own[start : start + batch_size] for start in range(0, len(own), batch_size)] or [()]:
+    rows = -(-len(indices) // distributed.size)  # of the first process; all take equally many batches
+    for start in range(0, max(1, rows), batch_size):
+        batch_indices = own[start : start + batch_size]
         batch = padded_batch(examples, batch_indices, max(1, len(batch_indices)))
         batch_counts = task.counts(batch) | count_unknown(task, batch)
         for head, count in batch_counts.items():
             counts[head] = counts.get(head, 0) + count
         with precision(distributed.device, dtype):
-            losses = task.losses(model, batch.to(distributed.device))
-        for head, loss in losses.items():
+            batch = batch.to(distributed.device)
+            batch_losses = task.losses(model, batch) if losses is None else losses(batch)
+        for head, loss in batch_losses.items():
             sums[head] = sums[head] + as_double(loss) if head in sums else as_double(loss)
         if batch_sums is not None:
-            batch_sums.append(({head: float(loss) for head, loss in losses.items()}, batch_counts, len(batch_indices)))
+            summed = {head: float(loss) for head, loss in batch_losses.items()}
+            batch_sums.append((summed, batch_counts, len(batch_indices)))
     model.train(was_training)
     names, heads = sorted(sums), sorted(counts)
     totals = distributed.all_reduce([*(float(sums[name]) for name in names), *(float(counts[head]) for head in heads)])
@@ -175,6 +181,7 @@ class Validator:
     distributed: DistributedContext
     ema: EMA | None
     clock: Callable[[], float]
+    module: nn.Module | None = None  # from batch to losses, where the model is sharded
 
     def __call__(self, state: TrainState) -> None:
         began = self.clock() if state.seconds_per_valid_example is None else 0.0
@@ -191,7 +198,10 @@ class Validator:
                 size=getattr(self.data, "bytes", 0),  # of plain text
                 unknown=getattr(self.data, "unknown", None),
                 dtype=self.settings.dtype,
+                losses=self.module,
             )
+            if self.module is not None:
+                reshard(self.module)
         score = self.task.selection_score(state.valid)
         state.validations_since_best += 1
         if score < state.best_score:

@@ -25,7 +25,7 @@ from headstock.train.evaluate import precision
 from headstock.train.optimizers import update_weights
 from headstock.train.sampler import BatchSampler
 from headstock.train.settings import TrainSettings
-from headstock.train.step import LossModule, MicroBatching, Split, TrainingStep, is_out_of_memory
+from headstock.train.step import MicroBatching, Split, TrainingStep, is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,8 @@ def choose_execution_mode(
         raise UserError(f"train.compile: {settings.compile} needs a single process and no `unfreeze`")
     if settings.compile != "auto":
         return BY_SETTING[settings.compile]
+    if settings.parallel == "fsdp" and distributed.size > 1:
+        return "eager"
     if distributed.device.type != "cuda" or not model.backbone.supports_compile:
         return "eager"
     compute, launch = step_seconds(model, task, settings, sampler, distributed)
@@ -91,7 +93,7 @@ def step_seconds(
 
 
 def build_step(
-    model: Model,
+    module: nn.Module,
     task: Task,
     optimizers: list[Optimizer],
     settings: TrainSettings,
@@ -100,7 +102,6 @@ def build_step(
     split: Split,
 ) -> MicroBatching:
     """The optimizer step of a run, as its execution mode, processes and memory require."""
-    module: nn.Module = LossModule(model, task, smoothing=settings.label_smoothing)
     if mode in ("compiled", "both"):
         module = compile_module(module)
     module = distributed.wrap(module, unfreezing=settings.unfreeze is not None).train()
@@ -112,6 +113,8 @@ def check_settings(settings: TrainSettings, distributed: DistributedContext) -> 
     """Reject settings that this device or number of processes cannot run."""
     if settings.batch_tokens is None and settings.batch % distributed.size:
         raise UserError(f"train.batch: {settings.batch} is not divisible by {distributed.size} processes")
+    if settings.parallel == "fsdp" and settings.compile not in ("auto", False):
+        raise UserError(f"train.parallel: fsdp runs without torch.compile and CUDA graphs, not with {settings.compile}")
     if settings.dtype == "float8" and not supports_fp8(distributed.device):
         raise UserError("train.dtype: float8 needs an NVIDIA GPU of the Ada or Hopper generation or newer")
 

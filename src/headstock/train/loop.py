@@ -1,11 +1,12 @@
 """The training loop, shared by every objective and task."""
 
+import copy
 import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from headstock.errors import DivergenceError
+from headstock.errors import DivergenceError, UserError
 from headstock.kernels.backends import fast_cpu_kernels
 from headstock.model.model import Model
 from headstock.tasks.base import Task
@@ -21,6 +22,8 @@ from headstock.train.prefetch import Prefetcher
 from headstock.train.run_folder import RunFolder
 from headstock.train.sampler import BatchSampler, StepLoader
 from headstock.train.settings import TrainSettings
+from headstock.train.sharding import shard_module, whole_tensors
+from headstock.train.step import LossModule
 
 LOG_LINES = 50  # per run, unless set otherwise
 
@@ -47,7 +50,10 @@ def train(
     sampler = BatchSampler(task, data.train, length=length, batch=batch, batch_tokens=batch_tokens, seed=seed)
     budget = Budget.of(settings, sampler.steps_per_epoch)
     validation_budget = ValidationBudget(settings, budget, length)
-    model.to(distributed.device)
+    whole_model, model = model, shardable_copy(model, settings, distributed)
+    module = LossModule(model.to(distributed.device), task, smoothing=settings.label_smoothing)
+    if model is not whole_model:
+        shard_module(module, distributed.device, distributed.size)
     optimizers = make_optimizers(model, settings)
     ema = EMA(model, settings.ema) if settings.ema else None
     checkpointer = Checkpointer(model, optimizers, ema, settings)
@@ -57,7 +63,7 @@ def train(
 
     mode = choose_execution_mode(model, task, settings, budget, sampler, distributed)
     loader = StepLoader(sampler, budget, state, distributed, full=mode != "eager", graphs=uses_graphs(mode))
-    step = build_step(model, task, optimizers, settings, mode, distributed, split=loader)
+    step = build_step(module, task, optimizers, settings, mode, distributed, split=loader)
     step.size = state.micro_batch or step.size  # what fitted into memory before an interruption
     diverged = partial(raise_diverged, sampler=sampler, checkpointer=checkpointer)
     # the loss of a few labelled rows varies too much between healthy steps
@@ -68,6 +74,7 @@ def train(
         train_metrics.restore(state.window["seen"], distributed)
     clock = distributed.stopwatch(state.seconds, shared=budget.seconds is not None)
     validate = Validator(model, task, data.valid, settings, validation_budget, distributed, ema, clock)
+    validate.module = module if model is not whole_model else None
     milestones = Milestones(budget, state)
     steps_per_epoch, has_perplexity = sampler.steps_per_epoch, task.is_language_model
     event = partial(Event, state=state, budget=budget, steps_per_epoch=steps_per_epoch, has_perplexity=has_perplexity)
@@ -116,7 +123,19 @@ def train(
             if signal is not None:
                 raise Interrupted(f"stopped after step {state.step}{checkpointer.resume_hint(state.step)}", signal)
     checkpointer.finish(state)
+    if model is not whole_model:
+        whole_model.load_tensors(whole_tensors(model.tensors()), source="the sharded model")
+        whole_model.to(distributed.device)
     return state
+
+
+def shardable_copy(model: Model, settings: TrainSettings, distributed: DistributedContext) -> Model:
+    """A copy whose weights can be sharded, so that the model itself stays whole; the model where nothing is sharded."""
+    if settings.parallel != "fsdp" or distributed.size == 1:
+        return model
+    if not model.backbone.supports_fsdp:
+        raise UserError(f"train.parallel: fsdp cannot shard a {model.backbone.name} model; use ddp")
+    return copy.deepcopy(model.cpu())
 
 
 def sequence_length(model: Model, settings: TrainSettings) -> int:

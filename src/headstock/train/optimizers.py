@@ -11,6 +11,7 @@ from torch.optim import AdamW, Optimizer
 from headstock.model.layers import Attention
 from headstock.model.model import Model
 from headstock.train.settings import TrainSettings
+from headstock.train.sharding import shard_like, whole
 
 
 class Muon(Optimizer):
@@ -26,12 +27,15 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Orthogonalize matrices of one shape together, and the `parts` of a stacked matrix separately."""
+        """Orthogonalize matrices of one shape together, and the `parts` of a stacked matrix separately.
+
+        Sharded matrices are gathered for it: every process computes all updates and applies its own rows.
+        """
         groups = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
         by_shape: dict[torch.Size, dict[nn.Parameter, Tensor]] = {}
         for group, matrices in groups:
             for matrix, update in zip(matrices, self.momentum_updates(matrices, group["momentum"]), strict=True):
-                stack = update.unflatten(0, (group["parts"], -1))  # (parts, rows, columns)
+                stack = whole(update).unflatten(0, (group["parts"], -1))  # (parts, rows, columns)
                 by_shape.setdefault(stack.shape[1:], {})[matrix] = stack
         updates: dict[nn.Parameter, Tensor] = {}
         for (rows, columns), stacks in by_shape.items():
@@ -42,7 +46,7 @@ class Muon(Optimizer):
             for matrix, update in zip(
                 stacks, orthogonalized.split([len(stack) for stack in stacks.values()]), strict=True
             ):
-                updates[matrix] = update.flatten(0, 1)
+                updates[matrix] = shard_like(update.flatten(0, 1), matrix)
         for group, matrices in groups:
             if matrices:
                 apply([*matrices], [updates[matrix] for matrix in matrices], group["lr"], group["weight_decay"])
@@ -89,7 +93,7 @@ def update_weights(optimizers: Sequence[Optimizer], clip: float | None, *, to_no
     synchronization: there the loop notices one step later, before anything is saved.
     """
     parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-    gradient = nn.utils.clip_grad_norm_(parameters, clip or math.inf)
+    gradient = whole(nn.utils.clip_grad_norm_(parameters, clip or math.inf))
     if gradient.device.type == "cpu" and not math.isfinite(gradient):
         return gradient
     for optimizer in optimizers:

@@ -142,6 +142,8 @@ class TrainSettings:
     dtype: Literal["auto", "float32", "bfloat16", "float8"] = "auto"
     # true: torch.compile; replay: CUDA graphs, for small models; both; auto: whichever is faster on a GPU
     compile: Literal["auto", True, False, "replay", "both"] = "auto"
+    # several processes (torchrun): ddp has all weights in each, fsdp splits weights and optimizer states among them
+    parallel: Literal["ddp", "fsdp"] = config.added("ddp")
     vocabulary_multiple: int = 1  # a new model's vocabulary is padded to a multiple of this, for GPU speed
     validate_every: int | None = None  # steps; a tenth of the run unless given
     # maximum tokens per validation; unless given, validations take about 5% of the run's time
@@ -170,6 +172,8 @@ class TrainSettings:
             problems.append((lengths[1], f"cannot be set together with {lengths[0]}: a run has one length"))
         if self.schedule == "inverse_sqrt" and not self.warmup:
             problems.append(("warmup", "must be above 0 for the schedule inverse_sqrt, which falls from its end on"))
+        if self.parallel == "fsdp" and self.unfreeze is not None:
+            problems.append(("unfreeze", "conflicts with parallel fsdp, which fixes the trained weights at the start"))
         reject(problems)
 
 

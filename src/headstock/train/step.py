@@ -40,7 +40,8 @@ class LossModule(nn.Module):
         self.model, self.task, self.smoothing = model, task, smoothing
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        return self.task.losses(self.model, batch, smoothing=self.smoothing)
+        """Labels are smoothed in training alone."""
+        return self.task.losses(self.model, batch, smoothing=self.smoothing if self.model.training else 0.0)
 
 
 @dataclass

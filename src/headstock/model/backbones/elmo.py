@@ -30,6 +30,7 @@ class Elmo(Backbone):
     causal = False
     is_bilm = True
     supports_compile = False
+    supports_fsdp = False  # torch's recurrent layers keep references to whole weights
 
     def __init__(self, config: ElmoConfig):
         super().__init__()

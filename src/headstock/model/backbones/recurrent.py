@@ -183,6 +183,7 @@ class Recurrent(Backbone):
     Config = RecurrentConfig
     supports_onnx = False
     supports_compile = False  # packed rows are split into other shapes in every batch
+    supports_fsdp = False  # torch's recurrent layers keep references to whole weights
     causal = True
     carries_state = True
 

@@ -94,6 +94,7 @@ class RecurrentEncoderDecoder(Backbone):
     Config = RecurrentEncoderDecoderConfig
     supports_onnx = False
     supports_compile = False
+    supports_fsdp = False  # torch's recurrent layers keep references to whole weights
     causal = True
     is_encoder_decoder: ClassVar[bool] = True
 

@@ -1,0 +1,134 @@
+"""Fully sharded training: what one process learns, from checkpoints that any number of processes can load."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+import headstock
+from headstock.errors import UserError
+from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig
+from headstock.model.model import Model
+from headstock.train.distributed import DistributedContext, init_distributed
+from headstock.train.loop import shardable_copy
+from headstock.train.optimizers import make_optimizers, update_weights
+from headstock.train.run_folder import RunFolder
+from headstock.train.settings import TrainSettings
+from headstock.train.sharding import shard_module
+from headstock.train.step import LossModule
+from headstock.train.tensors import read_tensors
+from tests.commands import set_options
+from tests.conftest import TINY
+from tests.model.small import small_model
+from tests.train.processes import start_functions, start_ranks
+from tests.train.test_graphed_step import NextToken, texts
+
+SETTINGS = TINY | {"log_every": 1, "validate_every": 4, "ema": 0.9, "optimizer": "muon", "micro_batch": 1, "batch": 4}
+SETTINGS |= {"steps": 12, "parallel": "fsdp", "weights": "last"}
+
+
+def arguments(corpus, out, *options):
+    return ["pretrain", corpus, "--out", out, "--device", "cpu", *set_options(SETTINGS), *options]
+
+
+def train_ranks(folder, count, corpus, out, *options):
+    ranks = start_ranks(folder, count, *arguments(corpus, out, *options), OMP_NUM_THREADS="1")
+    assert [rank.wait() for rank in ranks] == [0] * count, ranks[0].stderr
+    return RunFolder(out)
+
+
+def rewind(source, target, *, step):
+    """A copy of a finished run as it was after one of its checkpoints."""
+    shutil.copytree(source, target)
+    for name in ("results.json", "model.safetensors", "README.md"):
+        (target / name).unlink(missing_ok=True)
+    for path in (target / "checkpoints").iterdir():
+        if int(path.name.removeprefix("step-")) > step:
+            shutil.rmtree(path)
+    return target
+
+
+@pytest.fixture(scope="module")
+def one(corpus, tmp_path_factory):
+    """The run of one process, which shards nothing."""
+    out = tmp_path_factory.mktemp("one") / "run"
+    headstock.pretrain(corpus, out=out, settings=SETTINGS, device="cpu")
+    return RunFolder(out)
+
+
+@pytest.fixture(scope="module")
+def two(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    return train_ranks(folder / "rank", 2, corpus, folder / "run")
+
+
+def curves(run):
+    names = ("loss", "valid_loss", "gradient")
+    return {name: [row[name] for row in run.read_metrics() if name in row] for name in names}
+
+
+def test_sharded_processes_learn_what_one_does(one, two):
+    for name, curve in curves(one).items():
+        assert len(curve) > 2
+        assert curves(two)[name] == pytest.approx(curve, abs=1e-5), name
+    weights, sharded = one.weights(), two.weights()
+    differences = {name: float((weights[name] - sharded[name]).abs().max()) for name in weights}
+    assert max(differences.values()) < 1e-3, differences
+
+
+def test_checkpoints_contain_whole_tensors(one, two):
+    for part in ("model", "optimizer", "average"):
+        files = [run.checkpoints / "step-12" / f"{part}.safetensors" for run in (one, two)]
+        whole, sharded = ({name: tensor.shape for name, tensor in read_tensors(file).items()} for file in files)
+        assert whole == sharded
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_checkpoints_load_with_another_number_of_processes(corpus, tmp_path, two, processes):
+    out = rewind(two.path, tmp_path / "run", step=8)
+    if processes == 1:
+        headstock.pretrain(corpus, out=out, settings=SETTINGS, device="cpu", resume=True)
+        run = RunFolder(out)
+    else:
+        run = train_ranks(tmp_path / "rank", processes, corpus, out, "--resume")
+    for name, curve in curves(two).items():
+        assert curves(run)[name] == pytest.approx(curve, abs=1e-5), name
+
+
+def sharded_sizes(file):
+    """Write how many values of weights, gradients and optimizer states this process holds, and how many there are."""
+    distributed = init_distributed("cpu", 60.0)
+    model = small_model(width=32)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    module = LossModule(model, NextToken(), smoothing=0.0)
+    shard_module(module, distributed.device, distributed.size)
+    optimizers = make_optimizers(model, TrainSettings(optimizer="adamw"))
+    module(texts(5, 9))["token"].backward()
+    update_weights(optimizers, 1.0, to_none=False)
+    local = {
+        "weights": [p.to_local() for p in model.parameters()],
+        "gradients": [p.grad.to_local() for p in model.parameters()],
+        "moments": [state["exp_avg"].to_local() for o in optimizers for state in o.state.values()],
+    }
+    sizes = {name: sum(tensor.numel() for tensor in tensors) for name, tensors in local.items()}
+    file.write_text(json.dumps(sizes | {"total": total}))
+    torch.distributed.destroy_process_group()
+
+
+def test_each_process_holds_its_share_of_weights_gradients_and_optimizer_states(tmp_path):
+    files = [tmp_path / f"sizes-{rank}.json" for rank in range(2)]
+    ranks = start_functions(tmp_path / "rank", [(sharded_sizes, file) for file in files])
+    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr
+    sizes = [json.loads(file.read_text()) for file in files]
+    for name in ("weights", "gradients", "moments"):
+        assert sum(size[name] for size in sizes) == sizes[0]["total"]
+        assert max(size[name] for size in sizes) <= 0.52 * sizes[0]["total"]
+
+
+def test_what_cannot_be_sharded_is_refused():
+    with pytest.raises(UserError, match="unfreeze"):
+        TrainSettings(parallel="fsdp", unfreeze=1.0)
+    lstm = Model(Recurrent(RecurrentConfig(vocabulary=13, depth=1, width=8, hidden=8)), {})
+    with pytest.raises(UserError, match="use ddp"):
+        shardable_copy(lstm, TrainSettings(parallel="fsdp"), DistributedContext(torch.device("cpu"), 0, 2))

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import itertools
 import json
+import math
 import os
 import platform
 import re
@@ -368,3 +369,12 @@ def rank_and_size() -> tuple[int, int]:
     if not all(os.environ.get(name) for name in TORCHRUN) or not (rank.isdecimal() and size.isdecimal()):
         return 0, 1
     return int(rank), max(1, int(size))
+
+
+def finite(value: Any) -> Any:
+    """The value with None for NaN and infinity, which JSON does not have and strict parsers refuse."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -16,7 +16,6 @@ The decorator adds the common options, prints the returned dict with --json, and
 import inspect
 import json
 import logging
-import math
 import os
 import sys
 import traceback
@@ -31,6 +30,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from headstock.cli.terminal import discard, takes_unicode, wrapped, write_error, write_out, writing
 from headstock.errors import HeadstockError, UserError
+from headstock.io import finite
 from headstock.logs import log_level, messages_to
 
 # verbs per section of `headstock --help`, filled by the decorator; the demo is what a newcomer should see first
@@ -291,15 +291,6 @@ def attempt(work: Callable[[], Any], common: Common) -> int:
 def to_json(value: Any) -> str:
     """One line of JSON, escaped where standard output cannot encode every character."""
     return json.dumps(finite(value), ensure_ascii=not takes_unicode())
-
-
-def finite(value: Any) -> Any:
-    """The value with None for NaN and infinity, which JSON does not have and strict parsers refuse."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def fail(message: str, code: int, common: Common) -> int:

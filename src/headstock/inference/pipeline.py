@@ -256,13 +256,20 @@ class Pipeline:
         if self.model.backbone.is_encoder_decoder:
             raise UserError(f"{self.run}: encoder-decoders have no text embeddings; use a run of another family")
         check_layers(layers, self.model.backbone.depth)
-        options: dict[str, Any] = {"special": special_tokens_for(self.task, self.tokenizer), "length": self.length}
-        options |= {"layers": layers, "pool": resolve_pooling(pool, self.model.backbone)}
         chunks = growing_chunks(iter_texts(texts), max_size=MAX_CHUNK if pool != "none" else FIRST_CHUNK)
         for rows in prefetch_map(self.tokenizer.encode_batch, chunks, threads=tokenizer_threads(self.model.device)):
-            vectors = embed(self.model, rows, **options)
-            self.check_finite([vectors] if isinstance(vectors, np.ndarray) else vectors)
-            yield vectors
+            yield self.embed_tokens(rows, layers=layers, pool=pool)
+
+    def embed_tokens(
+        self, rows: Sequence[Sequence[int]], *, layers: str = "last", pool: str | None = None
+    ) -> np.ndarray | list[np.ndarray]:
+        """The vectors of `embed` for texts that are token ids, without special tokens."""
+        check_layers(layers, self.model.backbone.depth)
+        options: dict[str, Any] = {"special": special_tokens_for(self.task, self.tokenizer), "length": self.length}
+        options |= {"layers": layers, "pool": resolve_pooling(pool, self.model.backbone)}
+        vectors = embed(self.model, rows, **options)
+        self.check_finite([vectors] if isinstance(vectors, np.ndarray) else vectors)
+        return vectors
 
     def search(
         self,
@@ -313,7 +320,7 @@ class Pipeline:
 
     def predictions_of(self, task: LabelledTask, data: Any, abstain_below: float | None) -> list[dict[str, Any]]:
         """The predictions for prepared rows; `abstained` says from which the model abstains, if it may."""
-        outputs = self.outputs(data)
+        outputs = self.outputs(data, task)
         with paused_gc():
             predictions = task.predictions(data, outputs)
         if abstain_below is None or not predictions:
@@ -425,12 +432,15 @@ class Pipeline:
             raise UserError("label_words: name two labels or more, such as negative=bad,positive=good")
         return PromptedPipeline(self, settings, names, examples)
 
-    def outputs(self, data: Any) -> list[np.ndarray]:
-        """The task's outputs for prepared rows, averaged over the models of an ensemble, and calibrated if they are."""
-        return self.calibrated(self.raw_outputs(data))
+    def outputs(self, data: Any, task: LabelledTask | None = None) -> list[np.ndarray]:
+        """The task's outputs for prepared rows, averaged over the models of an ensemble, and calibrated if they are.
 
-    def raw_outputs(self, data: Any) -> list[np.ndarray]:
-        task, dtype = self.labelled_task(), self.config.train.dtype
+        `task` is the run's own, possibly with other settings.
+        """
+        return self.calibrated(self.raw_outputs(data, task))
+
+    def raw_outputs(self, data: Any, task: LabelledTask | None = None) -> list[np.ndarray]:
+        task, dtype = task or self.labelled_task(), self.config.train.dtype
         outputs = [model_outputs(model, task, data, length=self.length, dtype=dtype) for model in self.models]
         return self.check_finite(ensemble_mean(outputs))
 
@@ -589,7 +599,7 @@ class PromptedPipeline(Pipeline):
             self.model, self.tokenizer, pipeline.task, settings, classes, length=self.length, examples=examples
         )
 
-    def raw_outputs(self, data: Any) -> list[np.ndarray]:
+    def raw_outputs(self, data: Any, task: LabelledTask | None = None) -> list[np.ndarray]:
         return self.check_finite(list(self.classifier.probabilities(data.tokens)))
 
     def predict_with(

@@ -110,6 +110,9 @@ class Answer(LabelledTask):
     Config: ClassVar[type] = AnswerConfig
     target = "answers"
     input_column = "question"
+    input_columns = ("question", "context")
+    example_row: ClassVar[Any] = {"question": "Who came?", "context": "Anne came home. Ben stayed."}
+    prediction_settings: ClassVar[dict[str, tuple[float, float]]] = {"threshold": (-100.0, 100.0)}
     answers_questions = True
     texts_per_row = 2
     row_description = "a question and its context"
@@ -145,6 +148,10 @@ class Answer(LabelledTask):
 
     def row_from_texts(self, texts: Sequence[str]) -> dict[str, str]:
         return {"question": texts[0], "context": texts[1]}
+
+    def row_from_columns(self, columns: Mapping[str, Any]) -> Any:
+        own = {name: value for name, value in columns.items() if name != "id"}
+        return super().row_from_columns(own) | ({"id": columns["id"]} if "id" in columns else {})
 
     def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
         self.check_rows(rows)

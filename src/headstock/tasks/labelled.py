@@ -140,6 +140,9 @@ class LabelledTask(Task):
     # Rows
     target: ClassVar[str]  # the column that is predicted
     input_column: ClassVar[str] = "text"  # the column that --column names
+    input_columns: tuple[str, ...] = ("text",)  # all columns that are read, in the order of `row_from_texts`
+    example_row: ClassVar[Any] = "A dull film with a great ending."  # in the documentation of an API
+    prediction_settings: ClassVar[dict[str, tuple[float, float]]] = {}  # that may differ by request, with their range
     row_form: str = "a text (str)"  # a row in Python, for messages
 
     # Metrics and reports
@@ -195,6 +198,13 @@ class LabelledTask(Task):
     def row_from_texts(self, texts: Sequence[str]) -> Any:
         """A row, in the form that `row_form` describes, from its texts."""
         return tuple(texts) if self.texts_per_row > 1 else texts[0]
+
+    def row_from_columns(self, columns: Mapping[str, Any]) -> Any:
+        """A row, in the form that `row_form` describes, from its columns by name."""
+        if set(columns) != set(self.input_columns):
+            names = ", ".join(map(repr, self.input_columns))
+            raise UserError(f"a row has the columns {', '.join(map(repr, columns)) or 'of nothing'}, expected {names}")
+        return self.row_from_texts([columns[name] for name in self.input_columns])
 
     def check_rows(self, rows: Sequence[Any]) -> None:
         if not all(self.is_row(row) for row in rows):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from headstock.data.labelled_texts import read_records
 from headstock.data.records import Records
@@ -28,6 +28,8 @@ class Pair(Classify):
     example = "--file pairs.csv"
     row_form = PAIR_FORM
     texts_per_row = 2
+    input_columns = ("text", "text_b")
+    example_row: ClassVar[Any] = {"text": "It rains.", "text_b": "The sun shines."}
     row_description = "two texts"
 
     @classmethod

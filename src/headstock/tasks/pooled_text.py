@@ -48,6 +48,7 @@ class PooledTextTask(LabelledTask):
     def __init__(self, config: Any, tokenizer: Tokenizer | None):
         if getattr(config, "pair", None):
             self.texts_per_row, self.row_form, self.row_description = 2, PAIR_FORM, "two texts"
+            self.input_columns = ("text", "text_b")
         super().__init__(config, tokenizer)
 
     def head_passes(self, head: str, length: Any) -> Any:

@@ -72,6 +72,8 @@ class Tag(LabelledTask):
     Config: ClassVar[type] = TagConfig
     target = "tags"
     input_column = "tokens"
+    input_columns = ("tokens",)
+    example_row: ClassVar[Any] = {"tokens": ["Anne", "likes", "Paris", "."]}
     lens = "tag"
     huggingface_head = "ForTokenClassification"
     title = "word tagger"

@@ -80,6 +80,14 @@ class Translate(LabelledTask):
     Config: ClassVar[type] = TranslateConfig
     target = TARGET
     input_column = SOURCE
+    input_columns = (SOURCE,)
+    example_row: ClassVar[Any] = "I like tea."
+    prediction_settings: ClassVar[dict[str, tuple[float, float]]] = {
+        "beams": (1, 16),
+        "length_penalty": (0.0, 10.0),
+        "no_repeat": (0, 100),
+        "max_tokens": (1, 1024),
+    }
     primary_metric = "bleu"
     huggingface_head = "ForConditionalGeneration"
     title = "translator"

@@ -1,0 +1,99 @@
+"""What all endpoints share: routes with limited requests, and work that ends when the client leaves."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from headstock.io import finite
+from headstock.serve.schemas import ApiRequest, limited
+from headstock.serve.settings import ServeSettings
+
+Result = TypeVar("Result")
+ERROR_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+ERRORS = {
+    401: "No valid token",
+    403: "Host or origin not allowed",
+    404: "No such model",
+    413: "The request is too large",
+    422: "Invalid input; the message names the limit",
+    503: "The queue is full; try again later",
+    504: "The request took longer than the time limit",
+}
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"description": text, "content": {"application/json": {"schema": ERROR_SCHEMA}}}
+    for status, text in ERRORS.items()
+}
+
+
+class JsonResponse(JSONResponse):
+    """JSON as the command line prints it: null in place of NaN and infinity."""
+
+    def render(self, content: Any) -> bytes:
+        try:
+            return super().render(content)
+        except ValueError:
+            return super().render(finite(content))
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection before the answer was ready."""
+
+
+def add_route(
+    router: APIRouter,
+    path: str,
+    request_class: type[ApiRequest],
+    handler: Callable[..., Awaitable[Response]],
+    settings: ServeSettings,
+    *,
+    summary: str,
+) -> None:
+    """A POST route whose body is a request with the limits of the server."""
+    body_class = limited(request_class, settings)
+
+    async def endpoint(request: Request, body: body_class) -> Response:  # type: ignore[valid-type]
+        return await handler(request, body)
+
+    name = path.strip("/").replace("/", "_")
+    router.add_api_route(
+        path, endpoint, methods=["POST"], name=name, summary=summary, responses=RESPONSES, response_model=None
+    )
+
+
+def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Awaitable[Result]:
+    """The result of work, which is cancelled if the client closes its connection."""
+
+    async def race() -> Result:
+        task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(request))
+        try:
+            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientGoneError
+            return task.result()
+        finally:
+            for unfinished in (task, gone):
+                unfinished.cancel()
+
+    return race()
+
+
+async def disconnected(request: Request) -> None:
+    """Return when the client closes its connection; its body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

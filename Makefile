@@ -1,4 +1,4 @@
-# `make demo` and `make test` create .venv themselves.
+# `make demo`, `make serve` and `make test` create .venv themselves.
 PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
@@ -6,10 +6,13 @@ BIN := $(VENV)/bin
 # one test worker more than cores: tests of processes and pages wait part of the time
 WORKERS = $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
 
-.PHONY: demo test setup lint types tests clean
+.PHONY: demo serve test setup lint types tests clean
 
 demo: $(VENV)/.core
 	$(BIN)/headstock demo --overwrite
+
+serve: $(VENV)/.serve
+	$(BIN)/headstock serve --open
 
 test: lint types tests
 
@@ -36,6 +39,10 @@ $(VENV)/.torch: constraints.txt
 
 $(VENV)/.core: $(VENV)/.torch pyproject.toml
 	$(PIP) -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.serve: $(VENV)/.core
+	$(PIP) -c constraints.txt -e '.[serve]'
 	@touch $@
 
 $(VENV)/.all: $(VENV)/.core

@@ -1,8 +1,10 @@
 """Who may ask and how much: a real server process with small limits, asked over real sockets."""
 
 import signal
+import socket
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -105,6 +107,15 @@ def test_answers_carry_security_headers(url):
         assert headers["x-content-type-options"] == "nosniff" and "server" not in headers
 
 
+def test_errors_have_one_form_and_name_no_path(url, runs):
+    assert error_of(exchange(url, "GET", "/v1/nothing", **BEARER))[0] == 404
+    assert error_of(exchange(url, "DELETE", "/health", **BEARER))[0] == 405
+    for body in (b"{", b"[]", b"\xff", b'{"input": "a"}', b'{"model": "../../etc/passwd", "input": "a"}'):
+        answer = exchange(url, "POST", "/v1/classify", body, Content_Type="application/json", **BEARER)
+        status, message = error_of(answer)
+        assert 400 <= status < 500 and str(runs["causal"].parent) not in message, body
+
+
 def seconds_until_closed(connection) -> tuple[float, bytes]:
     started = time.monotonic()
     received = read_to_end(connection)
@@ -154,6 +165,30 @@ def test_slow_requests_lose_their_connection_in_time(url):
         stop.set()
         for connection in connections.values():
             connection.close()
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_bare_uvicorn_waits_for_ever(limited):
+    """The control: without our protocol, a connection that sends nothing stays open."""
+    import uvicorn
+
+    from headstock.serve.protocol import TimedProtocol
+    from headstock.serve.settings import ServeSettings
+
+    protocol = partial(TimedProtocol, settings=ServeSettings(socket_timeout=0.2)) if limited else "h11"
+    server = uvicorn.Server(uvicorn.Config(lambda: None, http=protocol, log_level="error", lifespan="off"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        thread = threading.Thread(target=server.run, args=[[listener]], daemon=True)
+        thread.start()
+        with socket.create_connection(address, timeout=10 if limited else 1) as connection:
+            if limited:
+                assert read_to_end(connection).startswith(b"HTTP/1.1 408")
+            else:
+                with pytest.raises(TimeoutError):
+                    connection.recv(1)
+        server.should_exit = True
+        thread.join(10)
 
 
 def test_a_second_request_on_a_connection_has_its_own_time(url):

@@ -3,6 +3,7 @@
 import json
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,7 @@ def test_problems_are_one_line_before_anything_is_loaded(call, runs):
             ([run, "--host", "192.0.2.1", "--token", "t"], "--host 192.0.2.1"),
             ([run, "--host", "0.0.0.0"], "--token"),
             ([run, "--set", "max_tokns=3"], "max_tokens"),
+            ([run, "--set", "host=0.0.0.0"], "--set host"),
             (["no-such-run"], "no-such-run"),
         ):
             _, err = call("serve", *arguments, code=2)
@@ -65,3 +67,13 @@ def test_nothing_is_lost_by_kill_9_and_running_requests_finish_at_sigterm(runs, 
         assert b"no-such-model" in read_to_end(running)
     assert second.process.wait(30) == 0
     assert "Traceback" not in second.log.read_text()
+
+
+def test_several_workers_share_a_port_and_stop_together(runs, tmp_path):
+    server = start_server(tmp_path / "log.txt", runs["causal"], "--workers", "2", "--device", "cpu")
+    if (children := Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")).exists():
+        assert len(children.read_text().split()) >= 2  # beside the resource tracker of multiprocessing
+    assert exchange(server.url, "GET", "/health")[0] == 200
+    assert exchange(server.url, "GET", "/health", host="evil.example")[0] == 403  # workers have the same settings
+    assert server.stop() == 0
+    assert "Traceback" not in server.log.read_text()

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from headstock.cli.command import Common, command, to_json
-from headstock.cli.options import RUN_HELP, Calibrated, Int8, SettingOptions
+from headstock.cli.options import RUN_HELP, Calibrated, Int8
 from headstock.cli.terminal import write_out
 from headstock.errors import UserError
 
@@ -15,7 +15,6 @@ STOCK = "reviews-en"  # the bundled run that is served when none is named
 @command("Use a run")
 def serve(
     common: Common,
-    limits: SettingOptions,
     runs: Annotated[
         list[str] | None, typer.Argument(help=f"One or more runs. {RUN_HELP} Default: {STOCK}.", show_default=False)
     ] = None,
@@ -36,11 +35,13 @@ def serve(
     open_: Annotated[bool, "Open the page in the browser."] = False,
     int8: Int8 = False,
     calibrated: Calibrated = False,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A limit, such as --set max_tokens=2048; repeatable.")
+    ] = None,
 ) -> dict[str, Any]:
     """Serve runs as a web page and an API that OpenAI's clients speak.
 
     Prints the URL once requests are answered. Ctrl-C or SIGTERM stops it after the requests that are running.
-    --set changes a limit, such as --set max_tokens=2048.
 
     Example: headstock serve reviews-en --open
     Example: headstock serve runs/scratch runs/pretrained --port 8080
@@ -49,17 +50,22 @@ def serve(
         from headstock.serve.server import run_server
     except ModuleNotFoundError as error:
         raise UserError(f"serve needs {error.name}: pip install 'headstock[serve]'") from None
-    from headstock.config import from_dict
-    from headstock.serve.settings import ServeSettings
+    from headstock.config import from_dict, parse_setting
+    from headstock.serve.settings import LOCAL_HOSTS, ServeSettings
 
-    named = {"host": host, "port": port, "token": token, "allow_hosts": allow_host or [], "workers": workers}
-    settings = from_dict(ServeSettings, limits.to_dict() | named | {"timeout": timeout})
+    named = {"host": host, "port": port, "token": token, "allow_hosts": allow_host or []}
+    named |= {"workers": workers, "timeout": timeout}
+    limits = dict(parse_setting(text) for text in set_ or [])
+    if name := next((name for name in limits if name in named), None):
+        raise UserError(f"--set {name}: has an option of its own (see headstock serve --help)")
+    settings = from_dict(ServeSettings, limits | named)
     result: dict[str, Any] = {}
 
     def ready(url: str, models: list[str]) -> None:
         result.update(url=url, models=models)
         write_out(to_json(result) if common.json else url)
-        common.log(f"serving {', '.join(models)}; stop with Ctrl-C")
+        where = "" if host in LOCAL_HOSTS else f" at {host}, open to other machines"
+        common.log(f"serving {', '.join(models)}{where}; stop with Ctrl-C")
         if open_:
             open_browser(url)
 

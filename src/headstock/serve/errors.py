@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from headstock.errors import HeadstockError, UserError
 from headstock.serve.models import ModelNotFoundError, ServedModels
 from headstock.serve.requests import ClientGoneError
-from headstock.serve.responses import INVALID, SERVER, busy_response, error_response
+from headstock.serve.responses import INVALID, busy_response, error_response, internal_error
 from headstock.serve.worker import QueueFullError, TimeLimitError
 
 CLIENT_GONE = 499  # nginx's status for a client that left; nobody reads it
@@ -30,7 +30,7 @@ def add_error_handlers(app: FastAPI, models: ServedModels) -> None:
                 return error_response(404, message, INVALID, param="model", code="model_not_found")
             case UserError():
                 return error_response(422, message, INVALID)
-        return error_response(500, message, SERVER)
+        return internal_error(error)
 
     @app.exception_handler(RequestValidationError)
     async def answer_invalid(request: Request, error: RequestValidationError) -> JSONResponse:

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -23,6 +24,7 @@ from headstock.serve.protocol import TimedProtocol
 from headstock.serve.settings import ServeSettings
 
 ENVIRONMENT = "HEADSTOCK_SERVE"  # tells worker processes what to serve, as JSON
+LOAD_FAILURE = 3  # exit code of a worker process that cannot load its models; the supervisor does not replace it
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # addresses of all interfaces, and where to reach this machine
 
 
@@ -122,7 +124,10 @@ class Supervisor(Multiprocess):
         super().init_processes()
         address = self.sockets[0].getsockname()[:2]
         host, port = WILDCARDS.get(address[0], address[0]), address[1]
-        while not self.signal_queue and all(process.process.is_alive() for process in self.processes):
+        while not self.signal_queue:
+            if any(process.process.exitcode is not None for process in self.processes):
+                self.should_exit.set()  # others would fail in the same way
+                return
             try:
                 socket.create_connection((host, port), timeout=1).close()
             except OSError:
@@ -144,7 +149,8 @@ def run_workers(
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // settings.workers)))
     supervisor = Supervisor(uvicorn_config(f"{__name__}:create_worker_app", settings), listener, ready)
     supervisor.run()
-    if any(process.exitcode == uvicorn.config.STARTUP_FAILURE for process in supervisor.processes):
+    if any(process.process.exitcode == LOAD_FAILURE for process in supervisor.processes):
+        load_models(runs, settings, **options)  # raises what they raised
         raise WorkError("a worker process failed to start")
 
 
@@ -152,4 +158,7 @@ def create_worker_app() -> FastAPI:
     """The application of a worker process."""
     configuration = json.loads(os.environ[ENVIRONMENT])
     settings = from_dict(ServeSettings, configuration["settings"])
-    return create_app(load_models(configuration["runs"], settings, **configuration["options"]), settings)
+    try:
+        return create_app(load_models(configuration["runs"], settings, **configuration["options"]), settings)
+    except Exception:
+        sys.exit(LOAD_FAILURE)

@@ -153,6 +153,15 @@ def test_every_family_batches_rows_that_slide(name):
     assert sum(row.slid for row in rows) > 3
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_on_a_gpu(name):
+    model = MODELS[name](9).cuda()
+    batch = ContinuousBatch(model, end=2, suppress_tokens=SUPPRESSED, max_rows=5)
+    compare(model, run(batch, spread(random_requests(12, seed=6), 6)), 2)
+
+
 @pytest.mark.parametrize("name", ["rotary", "lstm", "ngram"])
 def test_rows_that_leak_into_each_other_are_noticed(name, monkeypatch):
     """The control: joined states in the wrong order."""

@@ -82,6 +82,22 @@ def test_top_p_textbook_example():
     assert actual == pytest.approx([0.625, 0.375, 0, 0], abs=1e-3)
 
 
+def test_top_p_ranks_equal_logits_by_token():
+    """As a stable sort with its indices does."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randint(-4, 4, (64, 50), generator=generator) / 2.0
+    logits[:, :7] = -torch.inf
+    draws = torch.rand(64, generator=generator)
+    ranked, token_ids = logits.sort(stable=True, dim=-1, descending=True)
+    probabilities = ranked.softmax(-1)
+    probabilities[probabilities.cumsum(-1) - probabilities >= 0.9] = 0.0
+    cumulative = probabilities.cumsum(-1)
+    index = (cumulative > draws[:, None] * cumulative[:, -1:]).byte().argmax(-1, keepdim=True)
+    tokens = choose(logits, Sampling(top_p=0.9), draws=draws)
+    assert torch.equal(tokens, token_ids.gather(-1, index).squeeze(-1))
+    assert len(tokens.unique()) > 20
+
+
 @pytest.mark.parametrize("minimum", [0.0, 0.1, 0.25, 1.0])
 def test_min_p(minimum):
     probabilities = softmax(LOGITS)

@@ -14,9 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import headstock
+from headstock.decoding.continuous_batching import ContinuousBatch, DecodingRequest
+from headstock.decoding.generate import generate
+from headstock.decoding.sampling import Sampling
 from headstock.explain.prediction import explain_prediction
 from headstock.model.backbone import BACKBONES, Backbone
-from headstock.model.batch import Batch, Output
+from headstock.model.batch import Batch, Output, pad
 from headstock.planner import rules
 from headstock.report.pages import write_report
 from headstock.tasks.base import TASKS
@@ -55,14 +58,22 @@ class GatedConvConfig:
 class ConvState:
     """The tokens read so far: decoding reads them again, which a toy may do."""
 
-    def __init__(self, rows: int, device: torch.device):
-        self.tokens = torch.zeros(rows, 0, dtype=torch.long, device=device)
-        self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
+    def __init__(self, rows: list[list[int]]):
+        self.rows, self.lengths = rows, torch.tensor([len(row) for row in rows])
 
     def select(self, rows: Tensor) -> "ConvState":
-        selected = ConvState(len(rows), self.tokens.device)
-        selected.tokens, selected.lengths = self.tokens[rows], self.lengths[rows]
-        return selected
+        return self.keep(rows.tolist())
+
+    def keep(self, rows: list[int]) -> "ConvState":
+        return ConvState([self.rows[row] for row in rows])
+
+    def append(self, other: "ConvState") -> "ConvState":
+        return ConvState(self.rows + other.rows)
+
+    def read(self, batch: Batch) -> "ConvState":
+        padding = torch.zeros_like(batch.tokens, dtype=torch.bool) if batch.padding is None else batch.padding
+        new = [tokens[~padded].tolist() for tokens, padded in zip(batch.tokens, padding, strict=True)]
+        return ConvState([old + more for old, more in zip(self.rows, new, strict=True)])
 
     def make_static(self) -> bool:
         return False
@@ -83,19 +94,22 @@ class GatedConv(Backbone):
         return [list(self.tokens.parameters()), *(list(layer.parameters()) for layer in self.layers)]
 
     def new_state(self, rows: int, capacity: int) -> ConvState:
-        return ConvState(rows, self.tokens.weight.device)
+        return ConvState([[]] * rows)
 
     def forward(self, batch: Batch, state=None, *, keep_layers: bool = False) -> Output:
-        tokens, new = batch.tokens, batch.tokens.size(1)
+        tokens, before = batch.tokens, state
         if state is not None:
-            tokens = state.tokens = torch.cat([state.tokens, tokens], 1)
-            state.lengths = state.lengths + new
+            state = state.read(batch)
+            tokens, _ = pad(state.rows, filler=0)
         x = self.tokens(tokens)  # (B, T, D)
         layers = [x]
         for layer in self.layers:
             x = x + F.glu(layer(F.pad(x.transpose(1, 2), (KERNEL - 1, 0))), 1).transpose(1, 2)
             layers.append(x)
-        layers = [layer[:, -new:] for layer in layers]
+        if before is not None:  # only the new tokens
+            positions = before.lengths[:, None] + torch.arange(batch.tokens.size(1))
+            positions = torch.minimum(positions, state.lengths[:, None] - 1)  # padding
+            layers = [layer[torch.arange(len(layer))[:, None], positions] for layer in layers]
         return Output(layers[-1], layers if keep_layers else [], state)
 
 
@@ -144,6 +158,18 @@ def test_it_pretrains_scores_and_generates(files):
     assert run.score("Anne likes Paris.")[0].log_likelihood < 0
     assert run.generate("Anne", max_tokens=4, temperature=0.0)[0].text
     assert run.embed(["Anne likes Paris."]).shape == (1, 16)
+
+
+def test_it_decodes_in_a_continuous_batch(files):
+    model = headstock.load(files / "run", device="cpu").model
+    prompts, greedy = [[5, 6, 7], [8], [9, 10]], Sampling(temperature=0.0)
+    batch = ContinuousBatch(model, end=None, suppress_tokens=(), max_rows=2)
+    rows = [batch.add(DecodingRequest(prompt, 6 - i, greedy)) for i, prompt in enumerate(prompts)]
+    while not batch.idle:
+        batch.step()
+    for row in rows:
+        alone = generate(model, [row.request.prompt], max_tokens=row.request.max_tokens, sampling=greedy)[0]
+        assert row.new_tokens == alone.tokens
 
 
 def test_it_finetunes_predicts_and_is_explained(files):

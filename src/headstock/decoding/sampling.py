@@ -1,7 +1,9 @@
 """Sampling of the next token. B rows, V vocabulary."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,25 +63,44 @@ def choose(logits: Tensor, sampling: Sampling, *, in_text: Tensor | None = None,
     if sampling.greedy:
         return logits.max(-1).indices  # faster than argmax on a CPU
     assert draws is not None
-    probabilities, token_ids = filter_probabilities(logits.float(), sampling)
+    candidates, find_token = candidate_logits(logits.float(), sampling)
+    probabilities = filter_probabilities(candidates, sampling)
     cumulative = probabilities.cumsum(-1)
     # inverse transform sampling with one draw per row, so that rows are independent
     threshold = draws[:, None].to(cumulative) * cumulative[:, -1:]
     possible = (cumulative > threshold) & (probabilities > 0)  # excluded tokens stay excluded despite rounding
     index = possible.byte().argmax(-1, keepdim=True)  # the first one
-    return (index if token_ids is None else token_ids.gather(-1, index)).squeeze(-1)
+    return find_token(index).squeeze(-1)
 
 
-def filter_probabilities(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | None]:
-    """Probabilities, zero for excluded tokens, and their token ids; None for the vocabulary in its own order.
+def candidate_logits(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """The logits to choose from, and a function from an index into them (B, 1) to the token.
 
-    The vocabulary is sorted only if necessary, since that costs as much as a small model.
+    The vocabulary is sorted only if necessary, since that costs as much as a small model. On a CPU, NumPy sorts the
+    values alone 20 times as fast as torch sorts them with their indices.
     """
-    token_ids = None
     if sampling.top_k is not None and sampling.top_k < logits.size(-1):
-        logits, token_ids = logits.topk(sampling.top_k, -1)
-    elif sampling.top_p is not None:
-        logits, token_ids = logits.sort(stable=True, dim=-1, descending=True)
+        values, token_ids = logits.topk(sampling.top_k, -1)
+    elif sampling.top_p is None:
+        return logits, lambda index: index
+    elif logits.device.type == "cpu":
+        values = torch.from_numpy(np.sort(logits.numpy())).flip(-1)
+        return values, lambda rank: token_of_rank(logits, values, rank)
+    else:
+        values, token_ids = logits.sort(stable=True, dim=-1, descending=True)
+    return values, lambda index: token_ids.gather(-1, index)
+
+
+def token_of_rank(logits: Tensor, ranked: Tensor, rank: Tensor) -> Tensor:
+    """(B, 1) the token whose logit has this rank (B, 1) in `ranked` (B, V); equal logits rank by token id."""
+    value = ranked.gather(-1, rank)
+    rank_among_equal = rank - (logits > value).sum(-1, keepdim=True)
+    equal_so_far = (logits == value).cumsum(-1, dtype=torch.int32)  # in 64 bits it takes four times as long
+    return (equal_so_far > rank_among_equal).byte().argmax(-1, keepdim=True)
+
+
+def filter_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Probabilities, zero for excluded tokens. With `top_p`, logits are sorted from the highest."""
     # relative to the highest, so that no temperature overflows
     probabilities = ((logits - logits.amax(-1, keepdim=True)) / sampling.temperature).softmax(-1)
     if sampling.top_p is not None:
@@ -88,7 +109,7 @@ def filter_probabilities(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Te
     if sampling.min_p is not None:
         minimum = sampling.min_p * probabilities.amax(-1, keepdim=True)
         probabilities = probabilities.masked_fill(probabilities < minimum, 0.0)
-    return probabilities, token_ids
+    return probabilities
 
 
 def penalize_repetition(logits: Tensor, in_text: Tensor, penalty: float) -> Tensor:

@@ -3,16 +3,25 @@
 import json
 import multiprocessing
 import os
+import pkgutil
 import runpy
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from headstock import cli, tasks
+
 REVIEWS = [("Anne sees Paris.", "town"), ("Ben likes the sea.", "sea"), ("Zoë finds Paris.", "town")] * 8
 SHORT_FINETUNING = ["--set", "least_steps=0", "--epochs", 2, "--lr", 0.01, "--quiet"]
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["headstock.train.pretrain", "headstock.experiments.compare"])
+PRELOADED = (
+    "headstock.train.pretrain headstock.experiments.compare headstock.report.pages headstock.inference.pipeline "
+    "torch._dynamo matplotlib.figure matplotlib.backends.backend_svg jinja2 filelock platformdirs typer._adapters"
+)
+CONTEXT.set_forkserver_preload(
+    PRELOADED.split() + [m.name for p in (cli, tasks) for m in pkgutil.iter_modules(p.__path__, f"{p.__name__}.")]
+)
 
 
 def command(

@@ -33,6 +33,14 @@ def own_cache(tmp_path_factory):
     os.environ["HEADSTOCK_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def small_pictures():
+    """Charts saved as PNG have few pixels: with many, a report takes half as long again."""
+    from headstock.report import theme
+
+    theme.PNG_DPI = 50
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
     """Three hundred short documents with some order in them: enough to learn from in a second."""

@@ -11,7 +11,7 @@ import headstock
 from headstock.experiments.trial_evaluation import add_error_analysis
 from headstock.report.pages import write_report
 from headstock.train.run_folder import RunFolder
-from tests.commands import REVIEWS, verb_result, write_rows
+from tests.commands import REVIEWS, write_rows
 
 
 @pytest.fixture
@@ -28,32 +28,32 @@ def rows(tmp_path):
     return write_rows(tmp_path / "rows.csv", noisy, header="review,stars")
 
 
-def test_finetune_calibrates_on_the_validation_rows(classifier, run):
+def test_finetune_calibrates_on_the_validation_rows(classifier, run, result):
     folder, _ = classifier
     stored = json.loads((run / "calibration.json").read_text())
     assert stored["rows"] == len(REVIEWS)
     assert stored["file"] == str(folder / "train.csv")
     assert stored["selected_epoch"] and stored["temperature"] > 0 and not stored["thresholds"]
-    again = verb_result("calibrate", run)["calibration"]
+    again = result("calibrate", run)["calibration"]
     assert again == stored | {"temperature": pytest.approx(stored["temperature"], rel=1e-3)} | {
         name: pytest.approx(stored[name], abs=1e-3) for name in ("confidence", "calibrated_confidence")
     }
 
 
-def test_calibration_lowers_the_loss_and_keeps_every_class(run, rows, call):
-    result = verb_result("calibrate", run, "--data", rows)
-    assert result["after"]["loss"] < result["before"]["loss"]
-    assert result["calibration"]["temperature"] > 1
-    assert not result["calibration"]["selected_epoch"]
+def test_calibration_lowers_the_loss_and_keeps_every_class(run, rows, call, result):
+    output = result("calibrate", run, "--data", rows)
+    assert output["after"]["loss"] < output["before"]["loss"]
+    assert output["calibration"]["temperature"] > 1
+    assert not output["calibration"]["selected_epoch"]
     texts = sorted({text for text, _ in REVIEWS})
     raw, calibrated = headstock.load(run), headstock.load(run, calibrated=True)
     before, after = raw.predict(texts), calibrated.predict(texts)
     assert [row["label"] for row in before] == [row["label"] for row in after]
     confidence = [[max(row["probabilities"].values()) for row in predictions] for predictions in (before, after)]
     assert all(lower < higher for higher, lower in zip(*confidence, strict=True))
-    assert verb_result("predict", run, *texts, "--calibrated")["predictions"] == after
-    plain = verb_result("evaluate", run, rows)["metrics"]
-    metrics = verb_result("evaluate", run, rows, "--calibrated")["metrics"]
+    assert result("predict", run, *texts, "--calibrated")["predictions"] == after
+    plain = result("evaluate", run, rows)["metrics"]
+    metrics = result("evaluate", run, rows, "--calibrated")["metrics"]
     assert metrics["accuracy"] == plain["accuracy"] and metrics["loss"] < plain["loss"]
     assert metrics["uncalibrated"]["loss"] == pytest.approx(plain["loss"])
     assert metrics["loss_change"] == pytest.approx(metrics["loss"] - plain["loss"], abs=1e-5)
@@ -64,23 +64,23 @@ def test_calibration_lowers_the_loss_and_keeps_every_class(run, rows, call):
     assert metrics["calibration_fitted_here"] and "loss_change_interval" not in metrics and "on these rows" in out
 
 
-def test_only_other_rows_have_an_interval(run, rows, call):
+def test_only_other_rows_have_an_interval(run, rows, call, result):
     """A run without a test file is evaluated on the validation rows that its calibration was fitted on."""
-    assert verb_result("evaluate", run, "--calibrated")["metrics"]["calibration_fitted_here"]
+    assert result("evaluate", run, "--calibrated")["metrics"]["calibration_fitted_here"]
     stored = json.loads((run / "calibration.json").read_text())
     (run / "calibration.json").write_text(json.dumps({key: stored[key] for key in stored if key != "fingerprint"}))
     assert "on these rows" in call("evaluate", run, "--calibrated")[0]  # also of an older run
-    metrics = verb_result("evaluate", run, rows, "--calibrated")["metrics"]
+    metrics = result("evaluate", run, rows, "--calibrated")["metrics"]
     assert not metrics["calibration_fitted_here"] and len(metrics["loss_change_interval"]) == 2
     add_error_analysis(RunFolder(run), device="cpu")
     assert "fitted on these same rows" in write_report(run).read_text(encoding="utf-8")
-    verb_result("calibrate", run, "--data", rows)
+    result("calibrate", run, "--data", rows)
     add_error_analysis(RunFolder(run), device="cpu")
     assert f"rows of <bdi>{rows}</bdi>" in write_report(run).read_text(encoding="utf-8")
 
 
-def test_slices_of_an_evaluation(run, rows, call, refused):
-    metrics = verb_result("evaluate", run, rows, "--slice", "stars", "--slice", "contains:paris")["metrics"]
+def test_slices_of_an_evaluation(run, rows, call, result, refused):
+    metrics = result("evaluate", run, rows, "--slice", "stars", "--slice", "contains:paris")["metrics"]
     assert metrics["slice_metric"] == "accuracy"
     by_class, by_word = metrics["slices"]
     assert [group["value"] for group in by_class["groups"]] == ["sea", "town"]
@@ -93,9 +93,9 @@ def test_slices_of_an_evaluation(run, rows, call, refused):
     assert "did you mean 'stars'" in refused("evaluate", run, rows, "--slice", "star")
 
 
-def test_thresholds_change_decisions(run, rows):
-    result = verb_result("calibrate", run, "--data", rows, "--thresholds", "recall=1", "--positive", "sea")
-    assert result["calibration"]["criterion"] == "recall=1"
+def test_thresholds_change_decisions(run, rows, result):
+    output = result("calibrate", run, "--data", rows, "--thresholds", "recall=1", "--positive", "sea")
+    assert output["calibration"]["criterion"] == "recall=1"
     with rows.open(newline="", encoding="utf-8") as file:
         table = list(csv.DictReader(file))
     predicted = headstock.load(run, calibrated=True).predict([row["review"] for row in table])
@@ -104,18 +104,18 @@ def test_thresholds_change_decisions(run, rows):
     assert any(row["label"] == "town" for row, true in zip(plain, table, strict=True) if true["stars"] == "sea")
 
 
-def test_abstention(run, tmp_path, call):
+def test_abstention(run, call, result):
     texts = [text for text, _ in REVIEWS[:3]]
-    predictions = verb_result("predict", run, *texts)["predictions"]
+    predictions = result("predict", run, *texts)["predictions"]
     confidence = [max(row["probabilities"].values()) for row in predictions]
     below = float(np.mean([min(confidence), max(confidence)]))
-    abstaining = verb_result("predict", run, *texts, "--abstain-below", below)["predictions"]
+    abstaining = result("predict", run, *texts, "--abstain-below", below)["predictions"]
     assert [row["abstained"] for row in abstaining] == [value < below for value in confidence]
     assert all((row["label"] == "") == row["abstained"] for row in abstaining)
     assert {row["abstained"] for row in abstaining} == {True, False}
     out, _ = call("predict", run, *texts, "--abstain-below", below)
     assert out.count("(abstains)") == sum(row["abstained"] for row in abstaining)
-    whole = verb_result("predict", run, *texts, "--coverage", 1)["predictions"]
+    whole = result("predict", run, *texts, "--coverage", 1)["predictions"]
     assert not any(row["abstained"] for row in whole)
 
 

@@ -194,9 +194,9 @@ def test_pruned_points_save_steps_and_rank_last(searched, corpus):
     assert all(row["mean"] == complete[canonical(row["settings"])] for row in rows[:2])
 
 
-def test_fine_tuning_is_pruned_by_validation_loss(tmp_path):
+def test_fine_tuning_is_pruned_by_validation_loss(stock, tmp_path):
     train, valid = (write_rows(tmp_path / f"{name}.csv", make_rows(16, name=name)) for name in ("train", "valid"))
-    files = {"run": "reviews-en", "train": train, "valid": valid, "out": tmp_path / "out"}
+    files = {"run": stock, "train": train, "valid": valid, "out": tmp_path / "out"}
     settings = SETTINGS | {"epochs": 2, "least_steps": 0, "length": 16}
     grid = {"lr": [1e-4, 0.3, 3e-4]}
     results = sweep(**files, grid=grid, sample=3, method="asha", seeds=2, settings=settings)

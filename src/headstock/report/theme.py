@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 INK, SOFT, PAPER, GRID = "#1c2128", "#62676f", "#fdfcfa", "#8a8f98"
 RIGHT, WRONG = "#64748b", "#b8325a"
 WIDE, NARROW, SMALL = 600, 350, 340  # pixels: the width of a page, of a phone, and of small multiples
+PNG_DPI = 200  # of saved figures
 
 # Each kind of arm has one hue (Okabe-Ito palette, distinguishable by colour-blind readers) and one marker in all
 # charts; a second and third arm of a kind get other shades. Pairs are (light mode, dark mode).
@@ -171,7 +172,7 @@ def png_of(figure: "Figure") -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     out = io.BytesIO()
-    figure.set_dpi(200)
+    figure.set_dpi(PNG_DPI)
     figure.set_facecolor("white")
     with chart_style():
         FigureCanvasAgg(figure).print_png(out, metadata={"Software": None})

@@ -27,8 +27,12 @@ types: $(VENV)/.all
 	$(BIN)/mypy
 	cd benchmarks && ../$(BIN)/mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache --explicit-package-bases *.py
 
+# Every worker and every command that a test starts imports the same modules: keep their bytecode, whatever the
+# environment says, and load no pytest plugins of other packages.
+tests: export PYTHONDONTWRITEBYTECODE =
+tests: export PYTEST_DISABLE_PLUGIN_AUTOLOAD = 1
 tests: $(VENV)/.all
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -p xdist -p hypothesispytest -n $(WORKERS) --dist loadfile
 
 # Install torch first, at the version in constraints.txt, so that no other requirement selects another build.
 $(VENV)/.torch: constraints.txt

@@ -29,7 +29,8 @@ def result(call, *words):
 
 
 def test_the_terms_of_every_gradient_add_up(run, call):
-    depths = "--depths" if run.name == "no-positions" else "--no-depths"  # fresh models copy positions, not norms or skips
+    copied = run.name == "no-positions"  # by the fresh models of the depth study, which have norms and skips
+    depths = "--depths" if copied else "--no-depths"
     facts = result(call, "gradients", run, "Anne sees Paris.", depths)
     assert facts["error"] < 1e-6
     skips = {connection["skip"] == 0 for connection in facts["connections"]}

@@ -208,3 +208,22 @@ def test_it_is_compared(stock, files, tmp_path):
     assert results["metric"] == "within_one"
     assert {row["arm"] for row in results["summary"]} >= {"scratch", "pretrained", "tfidf"}
     assert "within one" in write_report(tmp_path / "out").read_text(encoding="utf-8")
+
+
+def test_it_appears_in_the_web_page(learned):
+    """With its own inputs and bars, though neither the page nor its API knows the task."""
+    testclient = pytest.importorskip("fastapi.testclient", reason="needs headstock[serve]")
+    from headstock.serve.app import create_app
+    from headstock.serve.models import load_models
+    from headstock.serve.settings import ServeSettings
+
+    settings = ServeSettings()
+    app = create_app(load_models([str(learned[0])], settings, device="cpu"), settings)
+    with testclient.TestClient(app, base_url="http://127.0.0.1") as client:
+        (run,) = client.get("/page/runs").json()["runs"]
+        (widget,) = run["widgets"]
+        assert widget["endpoint"] == "/v1/levels" and [field["name"] for field in widget["inputs"]] == ["text"]
+        answer = client.post("/page/predict", json={"input": {"text": "Ben likes the sea"}}).json()
+        (bars, *_) = answer["parts"]
+        assert bars["kind"] == "bars" and [label for label, _ in bars["bars"]] == list(LEVELS)
+        assert bars["selected"] == [answer["prediction"]["label"]]

@@ -8,6 +8,7 @@ from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from headstock import __version__
+from headstock.serve import files, page_api
 from headstock.serve.errors import add_error_handlers
 from headstock.serve.explain_api import explain_router
 from headstock.serve.metrics import MetricsMiddleware
@@ -28,6 +29,9 @@ def create_app(models: ServedModels, settings: ServeSettings) -> FastAPI:
     app.state.models, app.state.settings = models, settings
     for make_router in (openai_router, task_router, explain_router):
         app.include_router(make_router(models, settings))
+    app.include_router(files.router)
+    app.include_router(page_api.router)
+    app.mount("/static", page_api.static_files)
     add_error_handlers(app, models)
     app.add_middleware(SecurityMiddleware, settings=settings)
     app.add_middleware(MetricsMiddleware, metrics=models.metrics)  # around the other, so that it counts refusals

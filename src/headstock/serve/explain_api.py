@@ -34,8 +34,7 @@ from headstock.explain.render_document import page
 from headstock.explain.residual import explain_residual
 from headstock.explain.residual_document import residual_document
 from headstock.explain.subject import ExplainSubject
-from headstock.inference.pipeline import Pipeline
-from headstock.serve.models import ABILITIES, ServedModel, ServedModels
+from headstock.serve.models import ServedModel, ServedModels
 from headstock.serve.requests import JsonResponse, add_route, unless_disconnected
 from headstock.serve.schemas import ExplainRequest
 from headstock.serve.settings import ServeSettings
@@ -49,35 +48,35 @@ def explain_router(models: ServedModels, settings: ServeSettings) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["explanations"])
 
     async def explain(request: Request, body: ExplainRequest) -> Response:
-        count = 1 if body.input is None or isinstance(body.input, str) else len(body.input)
-
-        def able(pipeline: Pipeline) -> bool:
-            """By default a run that reads so many texts; with a model's name any input is tried."""
-            fits = body.model is not None or pipeline.task.texts_per_row == count
-            return fits and ABILITIES["explain"][0](pipeline)
-
-        model = models.find(body.model, able, ABILITIES["explain"][1])
-        if body.kind not in KINDS:
-            names = ", ".join(KINDS)
-            raise UserError(f"kind: no explanation {body.kind!r}{did_you_mean(body.kind, KINDS)} (have: {names})")
-
-        def compute(requests: list[ExplainRequest]) -> list[ExplainDocument]:
-            return [KINDS[item.kind](model, item) for item in requests]
-
-        work = model.compute("explain", compute, [body], timeout=settings.timeout)
-        (document,) = await unless_disconnected(request, work)
+        model = models.find_for("explain", body.model)
+        document = await unless_disconnected(request, explain_run(model, body, settings))
         if body.format == "json":
             return JsonResponse({"model": model.name, "kind": body.kind, **document.json})
-        html = await asyncio.to_thread(render_page, document)
-        return HTMLResponse(html, headers={"Content-Security-Policy": page_policy(html)})
+        return page_response(await asyncio.to_thread(render_page, document))
 
     add_route(router, "/explain", ExplainRequest, explain, settings, summary="Explain what a run computes for a text")
     return router
 
 
+async def explain_run(model: ServedModel, body: ExplainRequest, settings: ServeSettings) -> ExplainDocument:
+    if body.kind not in KINDS:
+        names = ", ".join(KINDS)
+        raise UserError(f"kind: no explanation {body.kind!r}{did_you_mean(body.kind, KINDS)} (have: {names})")
+
+    def compute(requests: list[ExplainRequest]) -> list[ExplainDocument]:
+        return [KINDS[item.kind](model, item) for item in requests]
+
+    (document,) = await model.compute("explain", compute, [body], timeout=settings.timeout)
+    return document
+
+
 def render_page(document: ExplainDocument) -> str:
     with RENDERING:
         return page(document)
+
+
+def page_response(html: str) -> HTMLResponse:
+    return HTMLResponse(html, headers={"Content-Security-Policy": page_policy(html)})
 
 
 def page_policy(html: str) -> str:

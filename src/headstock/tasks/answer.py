@@ -40,6 +40,7 @@ from headstock.tasks.labelled import (
 )
 from headstock.tasks.special_tokens import PAIR_SPECIAL_TOKENS
 from headstock.tasks.text_metrics import answer_f1, exact_match
+from headstock.tasks.widgets import DisplayPart, Highlight, InputField
 
 EXCERPT_CHARACTERS = 240  # of a context on either side of an answer, in a report
 NO_ANSWER = "(no answer)"
@@ -273,6 +274,16 @@ class Answer(LabelledTask):
         if best == -math.inf or (self.config.unanswerable and none - best > self.config.threshold):
             return {"answer": "", "start": None, "end": None, "score": probability(none)}
         return {"answer": passage.text[start:end], "start": start, "end": end, "score": probability(best)}
+
+    @property
+    def input_fields(self) -> tuple[InputField, ...]:
+        context = "The Eiffel Tower was built in Paris from 1887 to 1889 by the company of the engineer Gustave Eiffel."
+        question = InputField("question", "Question", "line", "When was the tower built?")
+        return question, InputField("context", "Context", example=context)
+
+    def display(self, row: Any, prediction: Mapping[str, Any]) -> list[DisplayPart]:
+        start, end = prediction["start"], prediction["end"]
+        return [Highlight(row["context"], start, end, prediction["answer"] or NO_ANSWER, prediction["score"])]
 
     def best_answer(self, passage: Passage, scores: Tensor) -> tuple[float, float, tuple[int, int]]:
         """The log-probabilities of no answer and of the best one, and the characters of the latter."""

@@ -19,6 +19,7 @@ from headstock.model.batch import IGNORE_INDEX, Batch, RealExamples, count_real_
 from headstock.model.heads import LMHead
 from headstock.model.model import Model
 from headstock.registry import Registry
+from headstock.tasks.widgets import FILL, GENERATE, Widget
 
 Lens = Literal["token", "class", "tag", "none"]
 
@@ -134,6 +135,11 @@ class Task(ABC):
     def segments(cls, config: Any) -> int:
         """The number of segment embeddings the model needs; 0 for none."""
         return 0
+
+    @property
+    def widgets(self) -> tuple[Widget, ...]:
+        """The forms of the web page that use a run of this task."""
+        return (*([GENERATE] if self.generates else []), *([FILL] if self.fills_masks else []))
 
     def samples(self, model: Model, store: TokenStore, *, length: int, seed: int) -> list[Sample]:
         """A few outputs for held-out text, for the report of a pretraining run; the same seed gives the same ones."""

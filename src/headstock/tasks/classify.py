@@ -37,6 +37,7 @@ from headstock.tasks.error_analysis import MAX_ATTRIBUTED, confusions, most_conf
 from headstock.tasks.graph_spec import CLASSIFY, PAIR, SIGMOID, SOFTMAX, TRUNCATION, GraphSpec, pair_graph
 from headstock.tasks.labelled import Attribution, EncodedRows, Nouns, RowMetrics
 from headstock.tasks.pooled_text import LongText, PooledTextTask, check_windows
+from headstock.tasks.widgets import Bars, DisplayPart
 
 MIN_PROBABILITY = 1e-12  # in logarithms
 
@@ -131,6 +132,10 @@ class Classify(PooledTextTask):
 
     def predictions(self, data: Any, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         return class_predictions(self.config, outputs, self.thresholds)
+
+    def display(self, row: Any, prediction: Mapping[str, Any]) -> list[DisplayPart]:
+        selected = prediction.get("labels", [prediction["label"]])
+        return [Bars(list(prediction["probabilities"].items()), list(selected))]
 
     def as_text(self, prediction: dict[str, Any]) -> str:
         label, probabilities = prediction["label"], prediction["probabilities"]

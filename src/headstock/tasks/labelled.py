@@ -32,6 +32,7 @@ from headstock.tasks.error_analysis import error_record, length_analysis, most_c
 from headstock.tasks.graph_spec import GraphSpec
 from headstock.tasks.slice_scores import slice_scores
 from headstock.tasks.special_tokens import separator_id, special_tokens_for
+from headstock.tasks.widgets import DisplayPart, InputField, Widget, prediction_table
 
 UNLIMITED = 1 << 30  # a sequence length that truncates no row
 
@@ -152,6 +153,7 @@ class LabelledTask(Task):
     formulas: ClassVar[dict[str, Formula]] = {}  # of corpus-level metrics
     verb: ClassVar[str] = "predict"  # the command that uses a run,
     example: ClassVar[str] = '"..."'  # and its example argument
+    input_example: ClassVar[str] = "A warm, funny film with a heart."  # a text that the web page starts with
 
     # Training
     can_freeze_backbone: ClassVar[bool] = True  # the head can be trained alone
@@ -311,6 +313,22 @@ class LabelledTask(Task):
     def as_text(self, prediction: dict[str, Any]) -> str:
         """A prediction for the terminal."""
         return json.dumps(prediction, ensure_ascii=False)
+
+    # The web page
+
+    @property
+    def input_fields(self) -> tuple[InputField, ...]:
+        """The texts of a row by the names of their columns, in the order of `row_from_texts`."""
+        return (InputField(self.input_columns[0], self.nouns.row.capitalize(), example=self.input_example),)
+
+    @property
+    def widgets(self) -> tuple[Widget, ...]:
+        title, endpoint = self.name.capitalize(), f"/v1/{self.name}"
+        return (Widget(self.name, title, endpoint, self.input_fields, action=title, explains=self.predicts_classes),)
+
+    def display(self, row: Any, prediction: Mapping[str, Any]) -> list[DisplayPart]:
+        """How the web page shows the prediction for a row; by default bars of probabilities and a table."""
+        return prediction_table(prediction)
 
     # Metrics and error analysis
 

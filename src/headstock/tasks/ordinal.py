@@ -38,6 +38,7 @@ from headstock.tasks.regression_metrics import (
     regression_metrics,
     total_moments,
 )
+from headstock.tasks.widgets import DisplayPart, ScaleValue
 
 MAX_LEVELS = 30  # more distinct ratings than this are a regression target
 
@@ -141,6 +142,10 @@ class Ordinal(Classify):
             {"label": row["label"], "expected": round(float(levels @ output), 4), "probabilities": row["probabilities"]}
             for row, output in zip(super().predictions(data, outputs), outputs, strict=True)
         ]
+
+    def display(self, row: Any, prediction: Mapping[str, Any]) -> list[DisplayPart]:
+        scale = ScaleValue(prediction["expected"], self.levels.min(), self.levels.max(), "expected value")
+        return [*super().display(row, prediction), scale]
 
     # Metrics
 

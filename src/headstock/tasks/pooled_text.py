@@ -30,6 +30,7 @@ from headstock.tasks.labelled import (
     texts_in,
 )
 from headstock.tasks.special_tokens import PAIR_SPECIAL_TOKENS, pad_with_special_tokens, segment_ids
+from headstock.tasks.widgets import InputField
 
 PAIR_FORM = "two texts, such as ('It rains.', 'The street is wet.')"
 
@@ -123,6 +124,13 @@ class PooledTextTask(LabelledTask):
     def segment_ids(self, tokens: Tensor) -> Tensor | None:
         """Segment ids of paired texts; None for single ones."""
         return segment_ids(tokens, self.separator) if self.is_pair else None
+
+    @property
+    def input_fields(self) -> tuple[InputField, ...]:
+        if not self.is_pair:
+            return super().input_fields
+        first, second = ("A man is playing a guitar.", "A man is playing an instrument.")
+        return InputField("text", "First text", example=first), InputField("text_b", "Second text", example=second)
 
     # From batches to one vector per row
 

@@ -26,6 +26,7 @@ from headstock.tasks.graph_spec import PAIR_VALUE, TRUNCATION, VALUE, GraphSpec,
 from headstock.tasks.labelled import Attribution, EncodedRows, Nouns, PooledHeadConfig, RowMetrics
 from headstock.tasks.pooled_text import LongText, PooledTextTask, check_same_texts, check_windows, read_texts_or_pairs
 from headstock.tasks.regression_metrics import FORMULAS, batch_moments, pearson, r2, regression_metrics, total_moments
+from headstock.tasks.widgets import DisplayPart, ScaleValue
 
 MAX_POINTS = 1000  # labels and predictions that a report draws
 STRATA = 10  # quantiles of the labels, for stratified samples
@@ -157,6 +158,9 @@ class Regress(PooledTextTask):
     def outputs(self, model: Model, batch: Batch) -> Tensor:
         """(N, 1)"""
         return model.heads["label"](self.pooled_features(model, batch, inference=True)).float()
+
+    def display(self, row: Any, prediction: Mapping[str, Any]) -> list[DisplayPart]:
+        return [ScaleValue(prediction[self.target], self.config.lowest, self.config.highest)]
 
     def predictions(self, data: Any, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         return [{self.target: float(f"{value:.6g}")} for value in values_of(outputs).tolist()]

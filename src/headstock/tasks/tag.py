@@ -47,6 +47,7 @@ from headstock.tasks.labelled import (
     texts_in,
 )
 from headstock.tasks.text_metrics import entity_counts, is_entity_scheme
+from headstock.tasks.widgets import DisplayPart, coloured_words
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Tag(LabelledTask):
         "tagging accuracy",
         "Calibration is over words; by length, a sentence is correct if all of its tags are.",
     )
+    input_example = "Anne Martin works in Paris for the city."
     row_form = "a text (str), or a list of words such as ['It', 'rains', '.']"
 
     def __init__(self, config: TagConfig, tokenizer: Tokenizer):
@@ -199,6 +201,10 @@ class Tag(LabelledTask):
     def as_text(self, prediction: dict[str, Any]) -> str:
         """CoNLL format: one word and tag per line."""
         return "".join(f"{word}\t{tag}\n" for word, tag in zip(prediction["tokens"], prediction["tags"], strict=True))
+
+    def display(self, row: Any, prediction: Mapping[str, Any]) -> list[DisplayPart]:
+        text, spans = (row, word_spans(row)) if isinstance(row, str) else join_words(row)
+        return [coloured_words(text, spans, prediction["tags"], prediction["probabilities"])]
 
     # Metrics and error analysis
 

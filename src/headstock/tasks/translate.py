@@ -1,7 +1,7 @@
 """Translation with an encoder-decoder and beam search."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -35,6 +35,7 @@ from headstock.tasks.labelled import (
 )
 from headstock.tasks.special_tokens import decoder_start_id
 from headstock.tasks.text_metrics import bleu, bleu_counts, chrf, chrf_counts, sacrebleu_signatures
+from headstock.tasks.widgets import DisplayPart, PlainText, Widget
 
 MIN_LIMIT = 32  # tokens that any translation may have
 
@@ -93,6 +94,7 @@ class Translate(LabelledTask):
     title = "translator"
     nouns = Nouns("sentence", "sentence", "sentence", "badly translated sentences", "next-token accuracy", unit="pair")
     verb = "translate"
+    input_example = "Two young men are playing football in the park."
     translates = True
     lens = "token"
     needs_encoder_decoder = True
@@ -234,6 +236,14 @@ class Translate(LabelledTask):
 
     def as_text(self, prediction: dict[str, Any]) -> str:
         return prediction["text"]
+
+    @property
+    def widgets(self) -> tuple[Widget, ...]:
+        (widget,) = super().widgets
+        return (replace(widget, action="Translate", aligned=True),)
+
+    def display(self, row: Any, prediction: Mapping[str, Any]) -> list[DisplayPart]:
+        return [PlainText(prediction["text"], "Translation")]
 
     # Metrics and error analysis
 

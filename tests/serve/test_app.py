@@ -1,5 +1,6 @@
 """The worker on its own, and the endpoints of the server process: their answers are those of the command line."""
 
+import asyncio
 import json
 import threading
 
@@ -16,7 +17,7 @@ TEXTS = ["Anne likes the sea.", "Zoë finds Paris.", "Ben"]
 
 
 def test_jobs_that_wait_are_computed_together_and_answered_apart():
-    worker, started, release, batches = Worker("w", max_queue=8), threading.Event(), threading.Event(), []
+    started, release, batches = threading.Event(), threading.Event(), []
 
     def compute(rows):
         batches.append(list(rows))
@@ -24,41 +25,48 @@ def test_jobs_that_wait_are_computed_together_and_answered_apart():
         release.wait(10)
         return [row * 2 for row in rows]
 
-    first = worker.submit("double", compute, [1], timeout=60)
-    assert started.wait(10)
-    others = [worker.submit("double", compute, [n, n], timeout=60) for n in (2, 3)]
-    other_key = worker.submit("other", compute, [9], timeout=60)
-    late = worker.submit("double", compute, [7], timeout=-1)
-    release.set()
-    assert first.result(10) == [2]
-    assert [future.result(10) for future in others] == [[4, 4], [6, 6]]
-    assert other_key.result(10) == [18]
-    with pytest.raises(TimeLimitError):
-        late.result(10)
-    assert batches == [[1], [2, 2, 3, 3], [9]]
-    worker.close()
-    with pytest.raises(QueueFullError):
-        worker.submit("double", compute, [1], timeout=60)
+    async def run():
+        worker = Worker("w", max_queue=8)
+        first = worker.submit("double", compute, [1], timeout=60)
+        assert started.wait(10)
+        others = [worker.submit("double", compute, [n, n], timeout=60) for n in (2, 3)]
+        other_key = worker.submit("other", compute, [9], timeout=60)
+        late = worker.submit("double", compute, [7], timeout=-1)
+        worker.submit("double", compute, [8], timeout=60).cancel()
+        release.set()
+        assert await asyncio.gather(first, *others, other_key) == [[2], [4, 4], [6, 6], [18]]
+        with pytest.raises(TimeLimitError):
+            await late
+        assert batches == [[1], [2, 2, 3, 3], [9]]
+        worker.close()
+        with pytest.raises(QueueFullError):
+            worker.submit("double", compute, [1], timeout=60)
+
+    asyncio.run(run())
 
 
 def test_a_full_queue_refuses_and_one_bad_row_fails_alone():
-    worker, release = Worker("w", max_queue=2), threading.Event()
+    release = threading.Event()
 
     def compute(rows):
         release.wait(10)
         return [10 / row for row in rows]
 
-    started = worker.submit("divide", compute, [1], timeout=60)
-    while worker.queued:
-        pass  # until the worker has taken it
-    good, bad = (worker.submit("divide", compute, [n], timeout=60) for n in (5, 0))
-    with pytest.raises(QueueFullError):
-        worker.submit("divide", compute, [1], timeout=60)
-    release.set()
-    assert (started.result(10), good.result(10)) == ([10], [2])
-    with pytest.raises(ZeroDivisionError):
-        bad.result(10)
-    worker.close()
+    async def run():
+        worker = Worker("w", max_queue=2)
+        started = worker.submit("divide", compute, [1], timeout=60)
+        while worker.queued:
+            await asyncio.sleep(0.001)  # until the worker has taken it
+        good, bad = (worker.submit("divide", compute, [n], timeout=60) for n in (5, 0))
+        with pytest.raises(QueueFullError):
+            worker.submit("divide", compute, [1], timeout=60)
+        release.set()
+        assert await asyncio.gather(started, good) == [[10], [2]]
+        with pytest.raises(ZeroDivisionError):
+            await bad
+        worker.close()
+
+    asyncio.run(run())
 
 
 def rounded(prediction):

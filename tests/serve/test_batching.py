@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import socket
 
 import pytest
 
@@ -126,3 +127,31 @@ def test_a_long_request_ends_at_the_time_limit(runs, tmp_path):
         assert httpx.post(f"{server.url}/v1/completions", json=body | {"max_tokens": 1}).status_code == 200
     finally:
         server.stop()
+
+
+def test_answers_do_not_wait_for_acknowledgements():
+    """With Nagle's algorithm the second packet of an answer waits 40 ms for the acknowledgement of the first."""
+    from headstock.serve.server import bind
+    from headstock.serve.settings import ServeSettings
+
+    async def options(listener):
+        sockets = []
+        accepted = asyncio.Event()
+
+        async def accept(reader, writer):
+            sockets.append(writer.get_extra_info("socket"))
+            accepted.set()
+
+        listener.listen()
+        async with await asyncio.start_server(accept, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            await accepted.wait()
+            no_delay = sockets[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            writer.close()
+        return no_delay
+
+    with bind(ServeSettings(port=0)) as listener:
+        assert asyncio.run(options(listener)) != 0
+    with socket.socket() as plain:  # whose protocol asyncio does not know
+        plain.bind(("127.0.0.1", 0))
+        assert asyncio.run(options(plain)) == 0

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from headstock.data.tokenizer import Tokenizer
@@ -24,9 +25,8 @@ class TextUpdate:
 
 @dataclass(eq=False)
 class GrowingText:
-    """One text: its prompt, and what has been decoded and delivered."""
+    """One text: what has been decoded, and how much of it is delivered."""
 
-    prompt: list[int]  # without special tokens
     streamer: TextStreamer
     pieces: list[str] = field(default_factory=list)  # not yet delivered
     delivered: int = 0  # tokens
@@ -54,11 +54,10 @@ class Generation:
         self.loop, self.queue = asyncio.get_running_loop(), asyncio.Queue[list[TextUpdate] | BaseException]()
         self.stream, self.deadline = stream, time.monotonic() + timeout
         self.texts, self.requests, self.rows = list[GrowingText](), list[DecodingRequest](), list[DecodingRow]()
-        self.open = len(prompts)  # texts that have not ended
         self.failed = False
         for prompt, seed in zip(prompts, seeds, strict=True):
             pieces: list[str] = []
-            text = GrowingText(prompt, TextStreamer(tokenizer, prompt, stop, pieces.append), pieces)
+            text = GrowingText(TextStreamer(tokenizer, prompt, stop, pieces.append), pieces)
             watched = text.streamer.update if stop or stream else None
             self.texts.append(text)
             request = DecodingRequest(wrap(prompt), max_tokens, sampling, seed, stop=watched, logprobs=logprobs)
@@ -85,7 +84,7 @@ class Generation:
     def fail(self, error: BaseException) -> None:
         if not self.failed:
             self.failed = True
-            call_soon(self.loop, lambda: self.queue.put_nowait(error))
+            call_soon(self.loop, partial(self.queue.put_nowait, error))
 
     def update(self, row: DecodingRow) -> TextUpdate | None:
         """What is new in a row; None where there is nothing to deliver yet."""
@@ -108,15 +107,14 @@ def deliver(changed: Sequence[tuple[DecodingRow, Generation]]) -> None:
     for row, generation in changed:
         if not generation.failed and (update := generation.update(row)) is not None:
             items.setdefault(generation, []).append(update)
-    loops = {generation.loop for generation in items}
 
     def put(loop: asyncio.AbstractEventLoop) -> None:
         for generation, updates in items.items():
             if generation.loop is loop:
                 generation.queue.put_nowait(updates)
 
-    for loop in loops:
-        call_soon(loop, lambda loop=loop: put(loop))  # type: ignore[misc]
+    for loop in {generation.loop for generation in items}:
+        call_soon(loop, partial(put, loop))
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -49,6 +50,7 @@ class MetricsMiddleware:
 
     def __init__(self, app: ASGIApp, metrics: Metrics):
         self.app, self.metrics = app, metrics
+        self.counters = cache(lambda *labels: (metrics.requests.labels(*labels), metrics.seconds.labels(labels[0])))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -67,5 +69,6 @@ class MetricsMiddleware:
         finally:
             # the template of the route, so that what clients invent makes no new series
             route = getattr(scope.get("route"), "path", "other")
-            self.metrics.requests.labels(route, scope["method"], str(status)).inc()
-            self.metrics.seconds.labels(route).observe(time.perf_counter() - start)
+            counter, histogram = self.counters(route, scope["method"], str(status))
+            counter.inc()
+            histogram.observe(time.perf_counter() - start)

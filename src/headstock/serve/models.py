@@ -29,17 +29,15 @@ class ServedModel:
     pipeline: Pipeline
     worker: Worker
 
-    async def compute(
+    def compute(
         self, operation: str, compute: Compute, rows: Sequence[Any], *, timeout: float, **options: Any
-    ) -> list[Any]:
+    ) -> "asyncio.Future[list[Any]]":
         """Results of an operation for rows, batched with those of other requests that have the same options."""
         key = operation, tuple(sorted(options.items()))
-        future = asyncio.wrap_future(self.worker.submit(key, compute, rows, timeout=timeout))
-        try:
-            async with asyncio.timeout(timeout):
-                return await future
-        except TimeoutError:
-            raise TimeLimitError(f"the request took longer than {timeout:g} seconds") from None
+        future = self.worker.submit(key, compute, rows, timeout=timeout)
+        timer = future.get_loop().call_later(timeout, expire, future, timeout)
+        future.add_done_callback(lambda _: timer.cancel())
+        return future
 
     def generate(self, generation: Generation) -> None:
         self.worker.generate(generation)
@@ -55,6 +53,11 @@ class ServedModel:
         """When the weights were written, in seconds since 1970; 0 where there is no such file."""
         file = self.pipeline.run.weights_file
         return int(file.stat().st_mtime) if file.exists() else 0
+
+
+def expire(future: "asyncio.Future[Any]", timeout: float) -> None:
+    if not future.done():
+        future.set_exception(TimeLimitError(f"the request took longer than {timeout:g} seconds"))
 
 
 def generates(pipeline: Pipeline) -> bool:

@@ -47,7 +47,10 @@ def openai_router(models: ServedModels, settings: ServeSettings) -> APIRouter:
         if body.stream:
             events = completion_events(models, completion, generation)
             return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        return JsonResponse(await unless_disconnected(request, completion.response(generation)))
+        try:
+            return JsonResponse(await unless_disconnected(request, completion.response(generation)))
+        finally:
+            count_tokens(models, completion)
 
     async def embeddings(request: Request, body: EmbeddingRequest) -> JsonResponse:
         model = models.find_for("embeddings", body.model)

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import time
 
 import httpx
 import pytest
@@ -76,9 +75,7 @@ def ready(page):
 
 
 def test_the_first_view_is_small_and_soon_there(opened):
-    sizes, started = [], time.monotonic()
-    page = opened()
-    ready(page)
+    page = ready(opened())
     page.wait_for_selector(".tabs")
     entries = page.evaluate(
         "performance.getEntriesByType('resource').concat(performance.getEntriesByType('navigation'))"
@@ -86,9 +83,8 @@ def test_the_first_view_is_small_and_soon_there(opened):
     )
     sizes = dict(entries)
     assert len(sizes) >= 5 and sum(sizes.values()) < 300_000, sizes
-    interactive = page.evaluate("performance.getEntriesByName('interactive')[0].startTime")
-    assert interactive < (1000 if os.cpu_count() > 4 else 5000), interactive  # 1 s; on a busy machine of two cores more
-    assert time.monotonic() - started < 60
+    busy = os.getloadavg()[0] > os.cpu_count() / 2
+    assert page.evaluate("performance.getEntriesByName('interactive')[0].startTime") < (5000 if busy else 1000)  # ms
 
 
 def test_every_view_of_every_run_opens_and_fits_a_phone(opened, page_server):
@@ -115,7 +111,7 @@ def test_a_classifier_shows_bars_as_the_api_answers(opened, page_server):
     page.wait_for_selector(".bars")
     page.get_by_label("Text").fill("Ben likes the sea")
     with page.expect_response("**/page/predict"):
-        page.get_by_role("button", name="Classify").click()
+        page.get_by_role("button", name="Predict").click()
     page.wait_for_selector(".content:not(.waiting)")
     body = {"model": "classify", "input": "Ben likes the sea"}
     (prediction,) = httpx.post(f"{page_server.url}/v1/predict", json=body).json()["predictions"]

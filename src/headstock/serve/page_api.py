@@ -199,11 +199,10 @@ async def curves(request: Request, name: str) -> dict[str, Any]:
     rows = models.get(name).pipeline.run.read_metrics()
     charts = []
     for metric in CURVE_NAMES:
-        names = {"training": metric, "validation": f"valid_{metric}"}
-        if metric not in ("loss", "lr"):  # measured at each validation, unlike the smoothed loss
-            names["training"] = f"train_{metric}"
-        lines = {line: metric_points(rows, key) for line, key in names.items()}
-        if lines := {line: points for line, points in lines.items() if points}:
+        # the smoothed training metric of every log line, or what was measured at each validation
+        training = max((metric_points(rows, name) for name in (metric, f"train_{metric}")), key=len)
+        lines = {"training": training, "validation": metric_points(rows, f"valid_{metric}")}
+        if lines := {line: points for line, points in lines.items() if len(points) > 1}:
             charts.append({"metric": metric, "lines": lines})
     return {"charts": charts}
 

@@ -324,7 +324,8 @@ class LabelledTask(Task):
     @property
     def widgets(self) -> tuple[Widget, ...]:
         title, endpoint = self.name.capitalize(), f"/v1/{self.name}"
-        return (Widget(self.name, title, endpoint, self.input_fields, action=title, explains=self.predicts_classes),)
+        action, explains = self.verb.capitalize(), self.predicts_classes
+        return (Widget(self.name, title, endpoint, self.input_fields, action=action, explains=explains),)
 
     def display(self, row: Any, prediction: Mapping[str, Any]) -> list[DisplayPart]:
         """How the web page shows the prediction for a row; by default bars of probabilities and a table."""

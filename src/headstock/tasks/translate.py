@@ -240,7 +240,7 @@ class Translate(LabelledTask):
     @property
     def widgets(self) -> tuple[Widget, ...]:
         (widget,) = super().widgets
-        return (replace(widget, action="Translate", aligned=True),)
+        return (replace(widget, aligned=True),)
 
     def display(self, row: Any, prediction: Mapping[str, Any]) -> list[DisplayPart]:
         return [PlainText(prediction["text"], "Translation")]

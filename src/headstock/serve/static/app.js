@@ -105,6 +105,10 @@ async function draw() {
   replace(document.getElementById("main"),
     h("header", { class: "run" }, h("div", {}, h("h1", { dir: "auto" }, run.name), h("p", { class: "facts" }, facts.join(" · "))), drawCompare(place)),
     drawTabs(place), panel);
+  for (const current of document.querySelectorAll("#runs [aria-current], .tabs [aria-selected=true]")) { // on a phone both lists scroll
+    const list = current.closest("ul, .tabs");
+    list.scrollLeft = current.offsetLeft - list.offsetLeft - (list.clientWidth - current.offsetWidth) / 2;
+  }
   if (focusAfterDrawing) {
     (document.getElementById(focusAfterDrawing) ?? document.querySelector(`[data-focus="${focusAfterDrawing}"]`))?.focus();
     focusAfterDrawing = null;

@@ -85,7 +85,7 @@ function fitted(points) {
 // A short label beside, above or below a point, left out where it would cover a point or another label.
 function labelAt(text, left, top, labels, centers, height) {
   const short = text.length > 30 ? `${text.slice(0, 29)}…` : text;
-  const width = short.length * 5.5;
+  const width = short.length * 5.9;
   const choices = [[left + 10, top + 4, "start"], [left - 10 - width, top + 4, "start"], [left - width / 2, top - 11, "start"], [left - width / 2, top + 19, "start"]];
   for (const [x, y, anchor] of choices) {
     const box = { x1: x, x2: x + width, y1: y - 10, y2: y + 3 };

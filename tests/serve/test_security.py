@@ -1,5 +1,6 @@
 """Who may ask and how much: a real server process with small limits, asked over real sockets."""
 
+import json
 import signal
 import socket
 import threading
@@ -114,6 +115,21 @@ def test_errors_have_one_form_and_name_no_path(url, runs):
         answer = exchange(url, "POST", "/v1/classify", body, Content_Type="application/json", **BEARER)
         status, message = error_of(answer)
         assert 400 <= status < 500 and str(runs["causal"].parent) not in message, body
+
+
+def test_what_would_block_a_run_for_minutes_is_refused_with_the_limit_named(server):
+    for path, body, words in (
+        ("/v1/fill", {"input": "[MASK]" * 65}, "limit of 64"),
+        ("/v1/classify", {"input": ["a"] * 257}, "limit of 256"),
+        ("/v1/classify", {"input": "a" * 20_001}, "20000"),
+        ("/v1/classify", {"input": []}, "0 rows"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 1025}, "1024"),
+        ("/v1/completions", {"prompt": "a", "n": 17}, "16"),
+        ("/v1/completions", {"prompt": "a", "top_k": 101}, "100"),
+    ):
+        answer = exchange(server.url, "POST", path, json.dumps(body).encode(), Content_Type="application/json")
+        status, message = error_of(answer)
+        assert status == 422 and words in message, message
 
 
 def seconds_until_closed(connection) -> tuple[float, bytes]:

@@ -27,6 +27,7 @@ from headstock.errors import UserError
 from headstock.inference.output_files import flatten
 from headstock.inference.pipeline import Pipeline
 from headstock.serve.models import ServedModel, ServedModels
+from headstock.serve.requests import RESPONSES
 from headstock.serve.settings import ServeSettings
 
 CHUNK_ROWS = 64  # computed together; smaller ones would waste time, larger ones delay other requests
@@ -43,6 +44,7 @@ locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by run: one file a
     "/files",
     summary="Predictions for the rows of a table, as CSV",
     response_class=StreamingResponse,
+    responses=RESPONSES,
     openapi_extra={"requestBody": {"content": {"text/csv": {"schema": {"type": "string"}}}, "required": True}},
 )
 async def predict_file(

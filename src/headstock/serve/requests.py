@@ -31,6 +31,7 @@ ERROR_SCHEMA = {
     },
 }
 ERRORS = {
+    400: "The body is not UTF-8",
     401: "No valid token",
     403: "Host or origin not allowed",
     404: "No such model",

@@ -20,7 +20,6 @@ STATIC = "/static/"
 LOGIN = "/login"  # POST with a token: sets a cookie for what a page loads by its address, such as frames and downloads
 COOKIE = "headstock_session"
 UPLOAD_PATHS = ("/v1/files",)  # take a file, limited by `max_file`
-FORM_BYTES = 10_000  # of a multipart form beside the file in it
 DRAIN = 20_000_000  # bytes of a refused body that are read, because many clients see an answer only after sending all
 HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[\w.-]+)(:\d{1,5})?", re.ASCII)
 SECURITY_HEADERS = {
@@ -123,7 +122,7 @@ class SecurityMiddleware:
     def body_limit(self, scope: Scope) -> tuple[int, int]:
         """Bytes that a request may have, and the status of the answer to one that has more."""
         if scope["path"] in UPLOAD_PATHS:
-            return self.settings.max_file + FORM_BYTES, 422
+            return self.settings.max_file, 422
         return self.settings.max_body, 413
 
     def limited(self, scope: Scope, receive: Receive) -> Receive:

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from fastapi import APIRouter, Request
 
+from headstock.data.mask_gaps import MASK
 from headstock.data.records import Records
 from headstock.errors import UserError
 from headstock.inference.inputs import iter_rows, list_texts
@@ -55,6 +56,8 @@ def task_router(models: ServedModels, settings: ServeSettings) -> APIRouter:
 
     async def fill(request: Request, body: FillRequest) -> JsonResponse:
         model, texts = models.find_for("fill", body.model), list_texts(body.input)
+        if (masks := sum(text.count(MASK) for text in texts)) > settings.max_masks:
+            raise UserError(f"input: {masks} masks, more than the limit of {settings.max_masks} (max_masks)")
         if body.normalize and not body.among:
             raise UserError("normalize is only for among")
         options = {"top": body.top, "pieces": body.pieces, "among": tuple(body.among), "normalize": body.normalize}
@@ -93,6 +96,8 @@ def encode_rows(pipeline: Pipeline, rows: Any, settings: ServeSettings) -> list[
         task.row_from_columns(row) if isinstance(row, Mapping) else row
         for row in (rows if isinstance(rows, list) else [rows])
     ]
+    if not 1 <= len(inputs) <= settings.max_texts:
+        raise UserError(f"input: {len(inputs)} rows, expected from 1 to the limit of {settings.max_texts}")
     columns = task.columns_of(list(iter_rows(inputs, task)))
     encoded = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     for number, row in enumerate(encoded):

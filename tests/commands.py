@@ -44,6 +44,11 @@ def command(
         return process.exitcode, streams[1].read_text(encoding="utf-8"), streams[2].read_text(encoding="utf-8")
 
 
+def skip_fsync() -> None:
+    """Do not wait for the disk, in this process: no test cuts the power, and most of a small run's time is waiting."""
+    os.fsync = lambda file: None
+
+
 def _run(
     arguments: list[str],
     streams: list[str],
@@ -61,6 +66,7 @@ def _run(
     os.environ.update(environment)
     os.chdir(folder)
     sys.argv = ["headstock", *arguments]
+    skip_fsync()
     if patch is not None:
         patch()
     runpy.run_module("headstock", run_name="__main__")

@@ -12,7 +12,10 @@ import hypothesis
 import pytest
 import torch
 
+from tests.commands import skip_fsync
+
 pytest_plugins = ["tests.comparisons"]
+skip_fsync()
 torch.set_num_threads(1)  # test models are so small that a second thread only gets in the way
 hypothesis.settings.register_profile("headstock", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("headstock")
@@ -64,6 +67,7 @@ TINY = {
     "vocabulary": 300,
     "batch": 8,
     "steps": 12,
+    "validate_every": 6,
     "tensorboard": False,
 }
 

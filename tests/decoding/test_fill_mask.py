@@ -168,6 +168,7 @@ def test_unknown_word_is_refused():
 
 def test_trained_model_fills_masks(tmp_path, tiny):
     settings = {"steps": 130, "optimizer": "muon", "lr": 0.04, "fraction": 0.3, "width": 32, "batch": 16}
+    settings |= {"validate_every": 65}
     headstock.pretrain(write_meals(tmp_path), out=tmp_path / "run", objective="masked", settings=tiny | settings)
     model = headstock.load(tmp_path / "run")
     for name, meal in MEALS.items():

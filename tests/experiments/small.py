@@ -291,3 +291,13 @@ def schema_errors(value: Any, expected: Any, path: str = "results") -> list[str]
         return errors
     is_valid = expected is object or type(value) is expected
     return [] if is_valid else [f"{path}: {value!r} is no {expected.__name__}"]
+
+
+def draw_two_arms(folder: Path) -> Path:
+    """Leave the training curves and errors of two arms in a comparison: those of the others have the same charts."""
+    path = folder / "results.json"
+    results = json.loads(path.read_text(encoding="utf-8"))
+    results["details"]["arms"] = details = dict(list(results["details"]["arms"].items())[-2:])
+    results["cells"] = [cell if cell["arm"] in details else cell | {"epochs": []} for cell in results["cells"]]
+    path.write_text(json.dumps(results), encoding="utf-8")
+    return folder

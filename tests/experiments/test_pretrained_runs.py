@@ -10,7 +10,7 @@ from headstock.report.format import compact_number
 from headstock.report.pages import write_report
 from headstock.train.run_folder import RunFolder
 from tests.conftest import TINY
-from tests.experiments.small import SMALL
+from tests.experiments.small import SMALL, draw_two_arms
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_a_single_run_is_not_described(done):
 
 def test_report_and_terminal_show_the_runs(side_by_side):
     *_, results, out = side_by_side
-    page = write_report(out).read_text(encoding="utf-8")
+    page = write_report(draw_two_arms(out)).read_text(encoding="utf-8")
     assert "Pretrained runs" in page
     assert (out / "figures" / "runs-wide.svg").is_file()
     assert runs_table(results["runs"]).row_count == 2

@@ -10,7 +10,7 @@ from tests.conftest import TINY
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
     path = tmp_path_factory.mktemp("pipeline") / "run"
-    headstock.pretrain(corpus, out=path, settings=TINY | {"steps": 60, "lr": 0.01})
+    headstock.pretrain(corpus, out=path, settings=TINY | {"steps": 60, "validate_every": 30, "lr": 0.01})
     return path
 
 

@@ -18,7 +18,7 @@ from headstock.report.compare_page import available_metrics, fill_in_defaults
 from headstock.report.highlighted_text import make_passage
 from headstock.report.pages import write_report
 from headstock.train.run_folder import RunFolder
-from tests.experiments.small import SETTINGS, SMALL
+from tests.experiments.small import SETTINGS, SMALL, draw_two_arms
 from tests.report.browsing import Outline, check_sound, view_page
 
 NAMES = ("pair", "tag", "answer", "layers", "tuned tag", "tuned answer")  # for texts see test_compare_page
@@ -30,7 +30,7 @@ def reports(compared, stock, files, task_files, tmp_path_factory) -> dict[str, P
     home = tmp_path_factory.mktemp("reports")
     folders = {task: Path(shutil.copytree(out, home / task)) for task, (_, out) in compared.items()}
     for folder in folders.values():
-        draw_two_arms(folder / "results.json")
+        draw_two_arms(folder)
     compare(stock, **files, out=home / "layers", features=["0", "last", "mix"], **SMALL)
     folders["layers"] = home / "layers"
     for task in ("tag", "answer"):
@@ -40,14 +40,6 @@ def reports(compared, stock, files, task_files, tmp_path_factory) -> dict[str, P
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return {name: write_report(folder) for name, folder in folders.items()}
-
-
-def draw_two_arms(path: Path) -> None:
-    """Leave the training curves and errors of two arms: those of the others have the same charts."""
-    results = json.loads(path.read_text(encoding="utf-8"))
-    results["details"]["arms"] = details = dict(list(results["details"]["arms"].items())[-2:])
-    results["cells"] = [cell if cell["arm"] in details else cell | {"epochs": []} for cell in results["cells"]]
-    path.write_text(json.dumps(results), encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -134,7 +134,7 @@ def test_validation_reads_text_both_ways(stores):
 
 def test_one_checkpoint_generates_and_fills(tmp_path, tiny):
     settings = {"steps": 130, "optimizer": "muon", "lr": 0.04, "fraction": 0.3, "width": 32, "batch": 16}
-    settings |= {"causal_share": 0.5}
+    settings |= {"causal_share": 0.5, "validate_every": 65}
     text = write_meals(tmp_path)
     results = headstock.pretrain(text, out=tmp_path / "run", objective="hybrid", settings=tiny | settings)
     metrics = results["metrics"]

@@ -241,7 +241,7 @@ def test_masked_run_learns_and_loads(corpus, stores, tmp_path, tiny):
         corpus,
         out=tmp_path / "run",
         objective="masked",
-        settings=tiny | {"steps": 150, "lr": 1e-2, "fraction": 0.2},
+        settings=tiny | {"steps": 150, "validate_every": 50, "lr": 1e-2, "fraction": 0.2},
         callbacks=[lambda event: losses.append(event.state.valid["loss"]) if event.kind == "valid" else None],
     )
     train = stores[1].train

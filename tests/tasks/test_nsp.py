@@ -265,7 +265,7 @@ def topics(path, *, documents=240, words=6):
 def test_model_learns_next_sentence_prediction(tmp_path, tiny):
     settings = tiny | {"depth": 1, "width": 32, "heads": 4, "hidden": 64, "steps": 150, "lr": 5e-3, "batch": 32}
     settings |= {"vocabulary": 120, "tokenizer.kind": "word", "data.documents": "line", "valid_fraction": 0.3}
-    settings |= {"tokenizer.lowercase": True, "task.nsp": True}
+    settings |= {"tokenizer.lowercase": True, "task.nsp": True, "validate_every": 50}
     results = headstock.pretrain(
         topics(tmp_path / "text.txt"), out=tmp_path / "run", objective="masked", settings=settings
     )

@@ -21,6 +21,7 @@ from headstock.tasks.ordinal import Ordinal, OrdinalConfig, initial_cutpoints
 from headstock.tasks.regress import Regress, RegressConfig
 from headstock.train.run_folder import RunFolder
 from tests.conftest import TINY
+from tests.experiments.small import draw_two_arms
 
 LIKES, FILLER = {"likes": 1.0, "finds": -1.0}, ["Anne", "Ben", "home", "Paris", "sees"]
 SETTINGS = {"epochs": 10, "batch": 8, "lr": 1e-2, "tensorboard": False, "pool": "mean"}
@@ -260,7 +261,7 @@ def test_arms_are_compared_by_an_error(stock, files, tmp_path):
     assert units == pytest.approx([units[0]] * len(units), rel=1e-4)  # those of all training rows
     assert "MAE" in results["verdicts"][0] and "points" not in results["verdicts"][0]
     assert results["data"]["train"]["labels"]["highest"] <= 22
-    assert "lower is better" in write_report(tmp_path / "out").read_text(encoding="utf-8")
+    assert "lower is better" in write_report(draw_two_arms(tmp_path / "out")).read_text(encoding="utf-8")
 
 
 def test_every_arm_is_validated_by_the_metric_of_the_task(stock, files, tmp_path):

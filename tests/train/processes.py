@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.commands import CONTEXT
+from tests.commands import CONTEXT, skip_fsync
 
 TIMEOUT = 120.0  # seconds
 
@@ -68,6 +68,7 @@ def _call(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    skip_fsync()
     function(*arguments)
 
 

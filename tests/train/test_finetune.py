@@ -35,7 +35,7 @@ LOCATIONS = {"sea": "the sea", "town": "Paris", "home": "home"}
 @pytest.fixture(scope="session")
 def causal(corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("pretrained") / "causal"
-    headstock.pretrain(corpus, out=out, settings=TINY | {"steps": 10, "seed": 7})
+    headstock.pretrain(corpus, out=out, settings=TINY | {"steps": 10, "validate_every": 2, "seed": 7})
     return out
 
 

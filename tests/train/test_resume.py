@@ -255,7 +255,7 @@ def test_kill_9_in_the_middle_of_a_save(corpus, tmp_path, uninterrupted, moment)
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_stops(corpus, tmp_path, tiny, number, code):
-    out, settings = tmp_path / "run", tiny | {"steps": 100_000, "log_every": 1}
+    out, settings = tmp_path / "run", tiny | {"steps": 100_000, "log_every": 1, "validate_every": 10_000}
     process = start_command(tmp_path / "process", "pretrain", corpus, "--out", out, *set_options(settings))
     process.wait_until(lambda: "| epoch" in process.stderr)
     process.send_signal(number)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.serve.conftest import start_server
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script> \u202e\u05e9\u05dc\u05d5\u05dd"
+TOKEN = "secret"
 BAD_NAME = "<img src=x onerror=alert(3)>'\""  # of a run
 
 
@@ -36,24 +38,27 @@ def bad_run(runs, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def page_server(runs, bad_run, tmp_path_factory):
-    """A server of its own, since it also serves the hostile run; it needs a token."""
-    log = tmp_path_factory.mktemp("page") / "log.txt"
-    process = start_server(log, *runs.values(), bad_run, "--device", "cpu")
+def hostile_server(runs, bad_run, tmp_path_factory):
+    """A server that needs a token, of a run and its hostile copy."""
+    log = tmp_path_factory.mktemp("hostile") / "log.txt"
+    process = start_server(log, runs["classify"], bad_run, "--device", "cpu", "--token", TOKEN)
     yield process
     if process.process.poll() is None:
         process.stop()
 
 
 @pytest.fixture
-def opened(browser, page_server):
+def opened(browser, server, request):
     """Opens a view in a new tab and checks at the end that nothing went wrong there."""
     problems, contexts = [], []
 
-    def open_page(address="", *, url=page_server.url, **options):
+    def open_page(address="", *, hostile=False, **options):
+        url = request.getfixturevalue("hostile_server").url if hostile else server.url
         context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)
         contexts.append(context)
         context.set_default_timeout(90_000)  # on a busy machine
+        if hostile:
+            context.add_init_script(f"sessionStorage.setItem('headstock-token', '{TOKEN}')")
         page = context.new_page()
         page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: problems.append(str(error)))
@@ -83,18 +88,21 @@ def test_the_first_view_is_small_and_soon_there(opened):
     )
     sizes = dict(entries)
     assert len(sizes) >= 5 and sum(sizes.values()) < 300_000, sizes
-    busy = os.getloadavg()[0] > os.cpu_count() / 2
-    assert page.evaluate("performance.getEntriesByName('interactive')[0].startTime") < (5000 if busy else 1000)  # ms
+    if os.getloadavg()[0] > os.cpu_count() / 2:
+        return  # other processes would be measured
+    times = [ready(opened()).evaluate("performance.getEntriesByName('interactive')[0].startTime") for _ in range(3)]
+    assert min(times) < 1000  # milliseconds
 
 
-def test_every_view_of_every_run_opens_and_fits_a_phone(opened, page_server):
-    runs = httpx.get(f"{page_server.url}/page/runs").json()["runs"]
+def test_every_view_of_every_run_opens_and_fits_a_phone(opened, server):
+    runs = httpx.get(f"{server.url}/page/runs").json()["runs"]
     page = ready(opened())
-    visited = 0
-    for run in runs[:-1]:
+    visited = set()  # views that many runs have are opened once, and for the encoder-decoder
+    for run in runs:
         page.evaluate("name => { location.hash = '#/' + encodeURIComponent(name) }", run["name"])
         page.wait_for_function("name => document.body.dataset.ready?.startsWith(name + '/')", arg=run["name"])
-        for tab in page.locator("[role=tab]").all_inner_texts():
+        tabs = page.locator("[role=tab]").all_inner_texts()
+        for tab in tabs if run["name"] == "translate" else [tab for tab in tabs if tab not in visited]:
             page.get_by_role("tab", name=tab, exact=True).click()
             page.wait_for_load_state("networkidle")
             alerts = page.locator("[role=alert]").all_inner_texts()
@@ -102,11 +110,11 @@ def test_every_view_of_every_run_opens_and_fits_a_phone(opened, page_server):
             for width in (1280, 390):
                 page.set_viewport_size({"width": width, "height": 900})
                 assert page.evaluate("document.documentElement.scrollWidth") <= width, (run["name"], tab, width)
-            visited += 1
-    assert visited >= 4 * len(runs[:-1])
+            visited.add(tab)
+    assert {"Generate", "Fill masks", "Classify", "Translate", "Embed", "Explain", "File", "Training"} <= visited
 
 
-def test_a_classifier_shows_bars_as_the_api_answers(opened, page_server):
+def test_a_classifier_shows_bars_as_the_api_answers(opened, server):
     page = ready(opened("#/classify/classify"))
     page.wait_for_selector(".bars")
     page.get_by_label("Text").fill("Ben likes the sea")
@@ -114,7 +122,7 @@ def test_a_classifier_shows_bars_as_the_api_answers(opened, page_server):
         page.get_by_role("button", name="Predict").click()
     page.wait_for_selector(".content:not(.waiting)")
     body = {"model": "classify", "input": "Ben likes the sea"}
-    (prediction,) = httpx.post(f"{page_server.url}/v1/predict", json=body).json()["predictions"]
+    (prediction,) = httpx.post(f"{server.url}/v1/predict", json=body).json()["predictions"]
     assert page.locator(".answer").inner_text() == prediction["label"]
     shown = page.locator(".bars tr").all_inner_texts()
     for label, probability in prediction["probabilities"].items():
@@ -122,7 +130,7 @@ def test_a_classifier_shows_bars_as_the_api_answers(opened, page_server):
 
 
 def test_two_runs_answer_the_same_text(opened):
-    page = ready(opened("#/classify/classify"))
+    page = ready(opened("#/classify/classify", hostile=True))
     page.get_by_label("Text").fill("Ben finds home")
     page.get_by_label("Compare with").select_option(BAD_NAME)
     page.wait_for_function("() => document.querySelectorAll('.pane .bars').length === 2")
@@ -143,7 +151,7 @@ def test_tags_answers_and_alignments_are_displayed(opened):
     assert page.locator("textarea").count() == 2
 
 
-def test_text_is_generated_token_by_token_as_the_api_does(opened, page_server):
+def test_text_is_generated_token_by_token_as_the_api_does(opened, server):
     page = ready(opened("#/causal/generate"))
     page.get_by_label("Prompt").fill("Ben")
     page.get_by_label("New tokens").fill("12")
@@ -151,7 +159,7 @@ def test_text_is_generated_token_by_token_as_the_api_does(opened, page_server):
     page.get_by_role("button", name="Generate").click()
     page.get_by_text(re.compile(r"\d+ tokens in")).wait_for()
     body = {"model": "causal", "prompt": "Ben", "max_tokens": 12, "temperature": 0}
-    (choice,) = httpx.post(f"{page_server.url}/v1/completions", json=body).json()["choices"]
+    (choice,) = httpx.post(f"{server.url}/v1/completions", json=body).json()["choices"]
     assert "".join(page.locator(".token").all_text_contents()) == choice["text"]
     page.locator(".tokens").focus()
     page.keyboard.press("ArrowRight")
@@ -191,24 +199,19 @@ def test_words_are_weighted_and_attention_is_drawn_in_a_sandbox(opened):
     assert frame.locator("h1").count() == 1
 
 
-def test_the_page_asks_for_the_token(browser, runs, tmp_path):
-    process = start_server(tmp_path / "log.txt", runs["classify"], "--device", "cpu", "--token", "secret")
-    try:
-        page = browser.new_page()
-        page.set_default_timeout(90_000)
-        page.goto(process.url)
-        for token in ("wrong", "secret"):
-            page.get_by_label("Token", exact=True).fill(token)
-            page.get_by_role("button", name="Continue").click()
-            page.wait_for_timeout(100)
-            page.wait_for_selector("dialog[open], body[data-ready]")
-        page.wait_for_selector(".bars")
-        page.get_by_role("tab", name="Explain").click()
-        page.frame_locator("iframe").locator("h1").wait_for()  # by the session's cookie
-        assert page.evaluate("document.cookie") == ""  # which scripts cannot read
-        page.close()
-    finally:
-        process.stop()
+def test_the_page_asks_for_the_token(browser, hostile_server):
+    page = browser.new_page()
+    page.set_default_timeout(90_000)
+    page.goto(hostile_server.url)
+    for token in ("wrong", TOKEN):
+        page.get_by_label("Token", exact=True).fill(token)
+        page.get_by_role("button", name="Continue").click()
+        page.wait_for_selector("#token-problem:not([hidden]), body[data-ready]")
+    page.wait_for_selector(".bars")
+    page.get_by_role("tab", name="Explain").click()
+    page.frame_locator("iframe").locator("h1").wait_for()  # by the session's cookie
+    assert page.evaluate("document.cookie") == ""  # which scripts cannot read
+    page.close()
 
 
 def test_lines_are_ranked_and_drawn_on_a_map(opened):
@@ -240,8 +243,8 @@ def test_a_table_is_predicted_downloaded_and_cancelled(opened, tmp_path):
     page.get_by_text("Cancelled.").wait_for()
 
 
-def test_hostile_texts_labels_and_names_run_nothing(opened, page_server):
-    page = ready(opened(f"#/{'%'.join(['', *[f'{byte:02x}' for byte in BAD_NAME.encode()]])}/classify"))
+def test_hostile_texts_labels_and_names_run_nothing(opened):
+    page = ready(opened(f"#/{quote(BAD_NAME, safe='')}/classify", hostile=True))
     assert page.locator("h1").inner_text() == BAD_NAME
     page.get_by_label("Text").fill(HOSTILE)
     page.keyboard.press("Control+Enter")
@@ -282,7 +285,7 @@ def test_the_keyboard_is_enough(opened):
     assert outlines == "solid"  # the focus is visible
 
 
-def test_requests_are_copied_as_commands_that_run(opened, page_server, tmp_path):
+def test_requests_are_copied_as_commands_that_run(opened, server, tmp_path):
     page = ready(opened("#/classify/classify", permissions=["clipboard-read", "clipboard-write"]))
     page.get_by_label("Text").fill('It\'s "Ben" $HOME `x`\nlikes')
     page.get_by_role("button", name="Copy as curl").click()

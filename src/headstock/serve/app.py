@@ -8,9 +8,10 @@ from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from headstock import __version__
-from headstock.serve import files, page_api
+from headstock.serve import page_api
 from headstock.serve.errors import add_error_handlers
 from headstock.serve.explain_api import explain_router
+from headstock.serve.files import files_router
 from headstock.serve.metrics import MetricsMiddleware
 from headstock.serve.models import ServedModels
 from headstock.serve.openai_api import openai_router
@@ -27,9 +28,8 @@ def create_app(models: ServedModels, settings: ServeSettings) -> FastAPI:
 
     app = FastAPI(title="Headstock", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.models, app.state.settings = models, settings
-    for make_router in (openai_router, task_router, explain_router):
+    for make_router in (openai_router, task_router, files_router, explain_router):
         app.include_router(make_router(models, settings))
-    app.include_router(files.router)
     app.include_router(page_api.router)
     app.mount("/static", page_api.static_files)
     add_error_handlers(app, models)

@@ -10,8 +10,7 @@ import io
 import json
 import re
 import tempfile
-from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from fastapi.responses import StreamingResponse
 from headstock.data import tables
 from headstock.data.labelled_texts import is_table
 from headstock.data.records import Records, find_file
-from headstock.errors import UserError
+from headstock.errors import HeadstockError, UserError
 from headstock.inference.output_files import flatten
 from headstock.inference.pipeline import Pipeline
 from headstock.serve.models import ServedModel, ServedModels
@@ -36,37 +35,43 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 Row = dict[str, Any]
-router = APIRouter(prefix="/v1")
-locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by run: one file at a time
+Parts = AsyncGenerator[tuple[int, str], None]  # the number of rows that are done, and the new lines of CSV
 
 
-@router.post(
-    "/files",
-    summary="Predictions for the rows of a table, as CSV",
-    response_class=StreamingResponse,
-    responses=RESPONSES,
-    openapi_extra={"requestBody": {"content": {"text/csv": {"schema": {"type": "string"}}}, "required": True}},
-)
-async def predict_file(
-    request: Request,
-    model: Annotated[str | None, Query(description="The name of a run; by default the first one.")] = None,
-    name: Annotated[str, Query(description="The name of the file; its suffix is its format.")] = "rows.csv",
-    keep: Annotated[bool, Query(description="Write the columns of the file beside the predictions.")] = False,
-) -> StreamingResponse:
-    """The same columns as `headstock predict --file rows.csv --out predictions.csv`; blank rows are skipped.
+def files_router(models: ServedModels, settings: ServeSettings) -> APIRouter:
+    router = APIRouter(prefix="/v1", tags=["tasks"])
+    locks = {model.name: asyncio.Lock() for model in models}  # one table at a time for each run
 
-    With `Accept: text/event-stream` the answer is a stream of events with the progress and the lines of the CSV file.
-    """
-    models: ServedModels = request.app.state.models
-    settings: ServeSettings = request.app.state.settings
-    served = models.find_for("predict", model)  # refuses other runs before the upload is read
-    rows = await read_upload(request, served.pipeline, name, keep=keep, limit=settings.max_file)
-    as_events = "text/event-stream" in request.headers.get("accept", "")
-    parts = prediction_lines(served, rows, settings)
-    if as_events:
-        return StreamingResponse(events(served, rows, parts), media_type="text/event-stream")
-    headers = {"Content-Disposition": 'attachment; filename="predictions.csv"'}
-    return StreamingResponse(csv_text(parts), media_type="text/csv; charset=utf-8", headers=headers)
+    async def predict_file(
+        request: Request,
+        model: Annotated[str | None, Query(description="The name of a run; by default the first one.")] = None,
+        name: Annotated[str, Query(description="The name of the file; its suffix is its format.")] = "rows.csv",
+        keep: Annotated[bool, Query(description="Write the columns of the file beside the predictions.")] = False,
+    ) -> StreamingResponse:
+        """The same columns as `headstock predict --file rows.csv --out predictions.csv`; blank rows are skipped.
+
+        With `Accept: text/event-stream` the answer is a stream of events with the progress and the lines of the file.
+        """
+        served = models.find_for("predict", model)  # refuses other runs before the upload is read
+        rows = await read_upload(request, served.pipeline, name, keep=keep, limit=settings.max_file)
+        lock = locks[served.name]
+        parts = prediction_lines(served, rows, lock, timeout=settings.timeout)
+        if "text/event-stream" in request.headers.get("accept", ""):
+            start = {"rows": len(rows), "skipped": rows.skipped, "waiting": lock.locked()}
+            return StreamingResponse(events(models, start, parts), media_type="text/event-stream")
+        headers = {"Content-Disposition": 'attachment; filename="predictions.csv"'}
+        return StreamingResponse(csv_text(parts), media_type="text/csv; charset=utf-8", headers=headers)
+
+    router.add_api_route(
+        "/files",
+        predict_file,
+        methods=["POST"],
+        summary="Predictions for the rows of a table, as CSV",
+        response_class=StreamingResponse,
+        responses=RESPONSES,
+        openapi_extra={"requestBody": {"content": {"text/csv": {"schema": {"type": "string"}}}, "required": True}},
+    )
+    return router
 
 
 # Reading
@@ -125,24 +130,22 @@ def read_rows(pipeline: Pipeline, path: Path, *, keep: bool) -> UploadedRows:
 # Writing
 
 
-async def prediction_lines(
-    served: ServedModel, rows: UploadedRows, settings: ServeSettings
-) -> AsyncIterator[tuple[int, str]]:
-    """The number of rows that are done and the lines of CSV that are new, chunk by chunk; the header comes first."""
+async def prediction_lines(served: ServedModel, rows: UploadedRows, lock: asyncio.Lock, *, timeout: float) -> Parts:
+    """The lines chunk by chunk; the header comes first."""
     pipeline = served.pipeline
     records = rows.rows
     writer: csv.DictWriter | None = None
-    async with locks[served.name]:
+    async with lock:
         for start in range(0, len(rows), CHUNK_ROWS):
             indices = range(start, min(start + CHUNK_ROWS, len(rows)))
             if isinstance(records, Records):
                 selected = records.select(list(indices))
                 compute = lambda chunk, selected=selected: list(pipeline.iter_predictions(selected))  # noqa: E731
                 key = f"file {id(selected)}"  # rows of a file of their own, which no other request can join
-                predictions = await served.compute(key, compute, list(indices), timeout=settings.timeout)
+                predictions = await served.compute(key, compute, list(indices), timeout=timeout)
             else:
                 texts = [records[index] for index in indices]
-                predictions = await served.compute("predict", pipeline.predict, texts, timeout=settings.timeout)
+                predictions = await served.compute("predict", pipeline.predict, texts, timeout=timeout)
             text = io.StringIO(newline="")
             for index, prediction in zip(indices, predictions, strict=True):
                 row = safe_row(merge_columns(rows.kept[index], prediction))
@@ -172,21 +175,21 @@ def safe_cell(value: Any) -> Any:
     return value
 
 
-async def csv_text(parts: AsyncIterator[tuple[int, str]]) -> AsyncIterator[str]:
-    async with aclosing(parts) as open_parts:  # type: ignore[type-var]
-        async for _, text in open_parts:
+async def csv_text(parts: Parts) -> AsyncIterator[str]:
+    async with aclosing(parts):
+        async for _, text in parts:
             yield text
 
 
-async def events(served: ServedModel, rows: UploadedRows, parts: AsyncIterator[tuple[int, str]]) -> AsyncIterator[str]:
+async def events(models: ServedModels, start: Row, parts: Parts) -> AsyncIterator[str]:
     """Server-sent events: first the number of rows, then for each chunk how many are done and its lines."""
-    yield event({"rows": len(rows), "skipped": rows.skipped, "waiting": locks[served.name].locked()})
+    yield event(start)
     try:
-        async with aclosing(parts) as open_parts:  # type: ignore[type-var]
-            async for done, text in open_parts:
+        async with aclosing(parts):
+            async for done, text in parts:
                 yield event({"done": done, "csv": text})
-    except UserError as error:
-        yield event({"error": {"message": str(error), "type": "invalid_request_error"}})
+    except HeadstockError as error:
+        yield event({"error": {"message": models.public_message(error), "type": "server_error"}})
 
 
 def event(value: dict[str, Any]) -> str:

@@ -119,7 +119,7 @@ def test_errors_have_one_form_and_name_no_path(url, runs):
 
 def test_what_would_block_a_run_for_minutes_is_refused_with_the_limit_named(server):
     for path, body, words in (
-        ("/v1/fill", {"input": "[MASK]" * 65}, "limit of 64"),
+        ("/v1/fill", {"input": "[MASK]" * 6, "top": 100}, "limit of 500"),
         ("/v1/classify", {"input": ["a"] * 257}, "limit of 256"),
         ("/v1/classify", {"input": "a" * 20_001}, "20000"),
         ("/v1/classify", {"input": []}, "0 rows"),

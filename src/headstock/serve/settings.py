@@ -23,7 +23,7 @@ class ServeSettings:
     max_file: int = 20 * MEGABYTE  # bytes of an uploaded table
     max_texts: int = 256  # rows in one request
     max_characters: int = 20_000  # in one text
-    max_masks: int = 64  # in the texts of one request
+    max_candidates: int = 500  # of one request: the number of masks times `top`
     max_tokens: int = 1024  # new tokens of one completion
     max_samples: int = 16  # completions of one prompt (`n`)
     max_top: int = 100  # alternatives (`logprobs`, `top`) and `top_k` are limited to the vocabulary and this

@@ -56,8 +56,10 @@ def task_router(models: ServedModels, settings: ServeSettings) -> APIRouter:
 
     async def fill(request: Request, body: FillRequest) -> JsonResponse:
         model, texts = models.find_for("fill", body.model), list_texts(body.input)
-        if (masks := sum(text.count(MASK) for text in texts)) > settings.max_masks:
-            raise UserError(f"input: {masks} masks, more than the limit of {settings.max_masks} (max_masks)")
+        masks = sum(text.count(MASK) for text in texts)
+        if masks * body.top > settings.max_candidates:
+            limit = f"the limit of {settings.max_candidates} candidates (max_candidates)"
+            raise UserError(f"input: {masks} masks with top {body.top} are more than {limit}")
         if body.normalize and not body.among:
             raise UserError("normalize is only for among")
         options = {"top": body.top, "pieces": body.pieces, "among": tuple(body.among), "normalize": body.normalize}

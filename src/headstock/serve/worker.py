@@ -6,6 +6,8 @@ computed, so that neither starves. The model has one owner, the thread, and ther
 """
 
 import asyncio
+import atexit
+import os
 import threading
 import time
 from collections import deque
@@ -19,6 +21,7 @@ from headstock.errors import HeadstockError
 from headstock.serve.generation import Generation, call_soon, deliver
 
 MAX_BATCH_ROWS = 1024  # rows that are computed together, so that a large request does not delay others for long
+CLOSE_SECONDS = 2.0  # that a worker has to end what it computes, when all requests have been answered
 
 Compute = Callable[[list[Any]], Sequence[Any]]  # one result per row
 
@@ -124,11 +127,13 @@ class Worker:
             raise QueueFullError(f"{self.max_queue} requests are waiting; try again later")
 
     def close(self) -> None:
-        """Finish the jobs that wait, then stop."""
+        """Finish the jobs that wait, then stop. A batch that takes longer is left behind: nobody waits for it."""
         with self.changed:
             self.closing = True
             self.changed.notify()
-        self.thread.join()
+        self.thread.join(CLOSE_SECONDS)
+        if self.thread.is_alive():
+            atexit.register(os._exit, 0)  # PyTorch aborts a process that ends the usual way while a thread computes
 
     def _run(self) -> None:
         while True:

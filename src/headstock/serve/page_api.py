@@ -233,7 +233,7 @@ async def predict(request: Request, body: PredictRequest) -> dict[str, Any]:
         (alignment,) = await model.compute("align", align_rows(model.pipeline), [row], timeout=settings.timeout)
         prediction = {"text": alignment.text}
         weights = np.round(alignment.weights.astype(float), 3).tolist()
-        picture = [Heatmap("Where each word comes from", alignment.target, alignment.source, weights)]
+        picture = [Heatmap("Alignment by cross-attention", alignment.target, alignment.source, weights)]
     else:
         (prediction,) = await model.compute("predict", model.pipeline.predict, [row], timeout=settings.timeout)
         picture = []

@@ -67,7 +67,7 @@ function drawMap(lines, points, similarities, query) {
   return [
     similarities ? [h("h3", { class: "eyebrow" }, "Nearest to “", h("bdi", {}, query), "” (cosine)"), ranking] : null,
     h("h3", { class: "eyebrow map-title" }, "Map"), chart,
-    h("p", { class: "soft note" }, "First two principal components. The query is orange, the nearest lines yellow."),
+    h("p", { class: "soft note" }, "First two principal components. The large point is the query; the nearest lines are orange."),
   ].flat();
 }
 

@@ -74,8 +74,8 @@ class SecurityMiddleware:
         headers = Headers(scope=scope)
         host, origins = headers.get("host", ""), headers.getlist("origin")
         if not self.is_own_host(host):
-            hint = "" if self.settings.token is None else "; start the server with --allow-host NAME to allow it"
-            return error_response(403, f"Host {host!r} is not a name of this server{hint}", INVALID)
+            message = f"Host {host!r} is not a name of this server; --allow-host NAME allows another"
+            return error_response(403, message, INVALID)
         if any(not is_same_origin(origin, host) for origin in origins):
             return error_response(403, f"Origin {origins[0]!r} is not this server", INVALID)
         if not self.is_public(scope) and not self.has_token(scope):
@@ -106,7 +106,7 @@ class SecurityMiddleware:
         token = self.settings.token
         if token is None:
             return True
-        request = HTTPConnection({**scope, "type": "http"})
+        request = HTTPConnection(scope)
         kind, _, value = request.headers.get("authorization", "").partition(" ")
         by_header = kind.lower() == "bearer" and equal(value.strip(), token)
         return by_header or equal(request.cookies.get(COOKIE, ""), session_of(token))

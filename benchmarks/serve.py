@@ -5,7 +5,8 @@
     python benchmarks/serve.py --tiny             a quick check that everything runs
 
 Servers are processes of their own, reached through sockets by a client that costs little. The peer is the same run
-exported to Hugging Face behind a plain FastAPI handler (peers/huggingface_server.py), whose answers must be the same.
+exported to Hugging Face behind a plain FastAPI handler (peers/huggingface_server.py), and `transformers serve` where
+accelerate is installed; the answers of all must be the same.
 After a warm-up all measurements are repeated in turn; the table has medians. The CPU time of the server varies less
 than wall-clock time on a shared machine. Needs headstock[serve,interop].
 """
@@ -24,8 +25,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +168,11 @@ def peer_server(folder: Path, port: int, threads: int) -> Any:
     return running([PEER, folder / "classes-hf", folder / "causal-hf", port, threads], port, threads)
 
 
+def transformers_server(folder: Path, port: int, threads: int) -> Any:
+    command = Path(sys.executable).parent / "transformers"
+    return running([command, "serve", folder / "causal-hf", "--port", port, "--device", "cpu"], port, threads)
+
+
 # Measurements
 
 
@@ -201,10 +208,9 @@ def compare(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
         export_run(folder / name, folder / f"{name}-hf", to="huggingface")
     classify, complete, their_complete = make_requests(folder, args)
     few = max(8, len(classify) // 8)  # requests of one client, which take long
-    with (
-        our_server(folder, free_port(), args.threads) as ours,
-        peer_server(folder, free_port(), args.threads) as theirs,
-    ):
+    with ExitStack() as stack:
+        ours = stack.enter_context(our_server(folder, free_port(), args.threads))
+        theirs = stack.enter_context(peer_server(folder, free_port(), args.threads))
         cases: dict[str, tuple[Server, str, list[Body], int]] = {
             "classify, one at a time": (ours, "/v1/classify", classify[:few], 1),
             "classify, 64 clients": (ours, "/v1/classify", classify, 64),
@@ -213,10 +219,17 @@ def compare(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
             "complete, 32 clients": (ours, "/v1/completions", complete, 32),
             "complete, 32 clients, Hugging Face": (theirs, "/v1/completions", their_complete[:32], 32),
         }
+        if find_spec("accelerate") is not None:
+            server = stack.enter_context(transformers_server(folder, free_port(), args.threads))
+            decode = headstock.load(folder / "causal", device="cpu").tokenizer.decode
+            named = {"model": str(folder / "causal-hf")}
+            bodies = [body | {"prompt": decode(body["prompt"])} | named for body in complete[:32]]
+            cases["complete, 32 clients, transformers serve"] = (server, "/v1/completions", bodies, 32)
         rounds: dict[str, list[Measurement]] = {name: [measure(*case)] for name, case in cases.items()}  # the warm-up
-        check_classes(rounds["classify, 64 clients"][0].answers[: 2 * few], rounds[last(cases, "classify")][0].answers)
-        same = equal_texts(rounds["complete, 32 clients"][0].answers[:32], rounds[last(cases, "complete")][0].answers)
-        assert same > 0.9, f"only {same:.0%} of the completions are those of Hugging Face"  # rounding may break a tie
+        check_classes(rounds["classify, 64 clients"][0].answers[: 2 * few], rounds[list(cases)[2]][0].answers)
+        for name in list(cases)[5:]:
+            same = equal_texts(rounds["complete, 32 clients"][0].answers[:32], rounds[name][0].answers)
+            assert same > 0.9, f"{name}: only {same:.0%} of the completions are ours"  # rounding may break a tie
         alone = equal_texts(
             rounds["complete, 32 clients"][0].answers[: len(cases["complete, one at a time"][2])],
             rounds["complete, one at a time"][0].answers,
@@ -226,10 +239,6 @@ def compare(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
             for name, case in cases.items():
                 rounds[name].append(measure(*case))
     return [summarize(name, measurements[1:] or measurements) for name, measurements in rounds.items()]
-
-
-def last(names: dict[str, Any], beginning: str) -> str:
-    return [name for name in names if name.startswith(beginning)][-1]
 
 
 def summarize(name: str, rounds: Sequence[Measurement]) -> dict[str, Any]:
@@ -249,8 +258,9 @@ def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     by_name = {row["work"]: row for row in rows}
     for work, clients in (("classify", 64), ("complete", 32)):
         own = by_name[f"{work}, {clients} clients"]
-        for other in (f"{work}, one at a time", f"{work}, {clients} clients, Hugging Face"):
-            row = by_name[other]
+        for other, row in by_name.items():
+            if row is own or not other.startswith(work):
+                continue
             results[f"{own['work']} / {other.removeprefix(work + ', ')}"] = {
                 "ratio": own["requests_per_second"] / row["requests_per_second"],
                 "cpu_ratio": row["cpu_ms_per_request"] / own["cpu_ms_per_request"],
@@ -289,9 +299,10 @@ async def soak_clients(
             async with Connection(server.port) as connection:
                 for _ in range(20):
                     path, bodies = pick.choice([("/v1/classify", classify), ("/v1/completions", complete)])
-                    work = connection.post(path, pick.choice(bodies))
+                    work = asyncio.ensure_future(connection.post(path, pick.choice(bodies)))
                     if pick.random() < 0.05:  # leaves early
-                        await asyncio.wait({asyncio.ensure_future(work)}, timeout=0.01)
+                        await asyncio.wait({work}, timeout=0.01)
+                        work.cancel()
                         break
                     status, _ = await work
                     statuses[status] += 1
@@ -332,10 +343,10 @@ def main() -> None:
         else:
             rows = compare(folder, args)
             results = {"threads": args.threads, "results": rows, "ratios": ratios(rows)}
-            print(f"{'':36s} {'requests/s':>10s} {'p50 ms':>8s} {'p99 ms':>8s} {'CPU ms/request':>15s}")
+            print(f"{'':40s} {'requests/s':>10s} {'p50 ms':>8s} {'p99 ms':>8s} {'CPU ms/request':>15s}")
             for row in rows:
                 times = f"{row['p50_ms']:8.1f} {row['p99_ms']:8.1f} {row['cpu_ms_per_request']:15.2f}"
-                print(f"{row['work']:36s} {row['requests_per_second']:10.1f} {times}")
+                print(f"{row['work']:40s} {row['requests_per_second']:10.1f} {times}")
             for comparison, values in results["ratios"].items():
                 print(f"{comparison}: {values['ratio']:.1f}x requests/s, {values['cpu_ratio']:.1f}x by CPU time")
     if args.json:

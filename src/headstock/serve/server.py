@@ -25,6 +25,7 @@ from headstock.serve.settings import ServeSettings
 
 ENVIRONMENT = "HEADSTOCK_SERVE"  # tells worker processes what to serve, as JSON
 LOAD_FAILURE = 3  # exit code of a worker process that cannot load its models; the supervisor does not replace it
+CACHED_KERNELS = 64  # of oneDNN: batches have ever new shapes, with which its default of 1,024 keeps growing
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # addresses of all interfaces, and where to reach this machine
 
 
@@ -36,6 +37,7 @@ def run_server(
     `options` are those of `headstock.load`. `ready` is called with the URL and the names of the models once the server
     accepts connections.
     """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(CACHED_KERNELS))
     names = model_names(runs)  # a wrong name is refused before anything is loaded
     with bind(settings) as listener:
         tell = partial(ready, server_url(settings, listener), names)

@@ -94,8 +94,9 @@ def call(capsys, monkeypatch):
     return call
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
+    """Closed after each file: while it is open, its event loop runs, and a test cannot call asyncio.run."""
     api = pytest.importorskip("playwright.sync_api")
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:

@@ -29,9 +29,12 @@ STOP_AT_FIRST_TOKEN = """() => {
 
 @pytest.fixture(scope="session")
 def bad_run(runs, tmp_path_factory):
-    """A run whose name and card are hostile."""
+    """A run whose name, labels and card are hostile."""
     folder = tmp_path_factory.mktemp("hostile") / BAD_NAME
     shutil.copytree(runs["classify"], folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["task"]["classes"][0] = HOSTILE
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     card = f"# {HOSTILE}\n\n{HOSTILE} [x](javascript:alert(4)) **{HOSTILE}**\n"
     (folder / "README.md").write_text(card, encoding="utf-8")
     return folder
@@ -249,6 +252,13 @@ def test_hostile_texts_labels_and_names_run_nothing(opened):
     page.get_by_label("Text").fill(HOSTILE)
     page.keyboard.press("Control+Enter")
     page.wait_for_selector(".bars")
+    assert HOSTILE in page.locator(".bars th").all_inner_texts()
+    page.get_by_label("Text").fill("<b>x</b>")  # short enough for the tiny run to explain
+    with page.expect_response("**/page/predict"):
+        page.keyboard.press("Control+Enter")
+    page.wait_for_load_state("networkidle")  # the result has replaced the previous one
+    page.get_by_role("button", name="Which words decide?").click()
+    page.wait_for_selector(".why .eyebrow")
     page.get_by_role("tab", name="Run card").click()
     page.wait_for_selector(".markdown h1")
     assert "<img src=x" in page.locator(".markdown h1").inner_text()

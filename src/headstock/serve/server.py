@@ -87,6 +87,7 @@ def uvicorn_config(app: FastAPI | str, settings: ServeSettings) -> uvicorn.Confi
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # client addresses are not used
         timeout_graceful_shutdown=settings.grace,  # type: ignore[arg-type]  # asyncio takes fractions too
     )
 

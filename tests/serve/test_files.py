@@ -22,8 +22,8 @@ def test_other_cells_stay(cell):
     assert safe_cell(cell) == cell
 
 
-def upload(url, model, content, *, name="rows.csv", keep=False, **options):
-    params = {"model": model, "name": name, "keep": keep}
+def upload(url, model, content, *, name="rows.csv", keep=False, columns=None, **options):
+    params = {"model": model, "name": name, "keep": keep} | ({"columns": columns} if columns else {})
     return httpx.post(f"{url}/v1/files", params=params, content=content, timeout=60, **options)
 
 
@@ -57,6 +57,15 @@ def test_columns_are_kept_and_formulas_disarmed(served):
     assert [row["id"] for row in answer] == ["1", "3"]  # the blank row is skipped
     assert answer[0]["'=1+1"] == "'=cmd()" and answer[1]["text"] == "'@now" and answer[1]["'=1+1"] == "-7"
     assert all(row["label"] for row in answer)
+
+
+def test_columns_are_named_as_for_predict(served):
+    url, names = served
+    rows = table([["text", "review"], ["Ben likes the sea", "Anne hates the rain"]])
+    by_name = [upload(url, names["classify"], rows, columns=columns) for columns in (None, "text=review")]
+    assert by_name[0].text != by_name[1].text  # another column was read
+    wrong = upload(url, names["classify"], rows, columns="text=nothing")
+    assert wrong.status_code == 422 and "nothing" in wrong.text and "--columns" not in wrong.text
 
 
 def test_rows_of_two_texts_are_read(served):

@@ -215,7 +215,7 @@ def test_it_appears_in_the_web_page(learned):
     """With its own inputs and bars, though neither the page nor its API knows the task."""
     testclient = pytest.importorskip("fastapi.testclient", reason="needs headstock[serve]")
     from headstock.serve.app import create_app
-    from headstock.serve.models import load_models
+    from headstock.serve.served_models import load_models
     from headstock.serve.settings import ServeSettings
 
     settings = ServeSettings()

@@ -11,7 +11,7 @@ from headstock.errors import UserError
 from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig
 from headstock.model.model import Model
 from headstock.train.distributed import DistributedContext, init_distributed
-from headstock.train.loop import shardable_copy
+from headstock.train.execution import build_module
 from headstock.train.optimizers import make_optimizers, update_weights
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import TrainSettings
@@ -131,4 +131,4 @@ def test_what_cannot_be_sharded_is_refused():
         TrainSettings(parallel="fsdp", unfreeze=1.0)
     lstm = Model(Recurrent(RecurrentConfig(vocabulary=13, depth=1, width=8, hidden=8)), {})
     with pytest.raises(UserError, match="use ddp"):
-        shardable_copy(lstm, TrainSettings(parallel="fsdp"), DistributedContext(torch.device("cpu"), 0, 2))
+        build_module(lstm, NextToken(), TrainSettings(parallel="fsdp"), DistributedContext(torch.device("cpu"), 0, 2))

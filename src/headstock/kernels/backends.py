@@ -124,8 +124,8 @@ def without_cudnn_attention(device: torch.device) -> Iterator[None]:
 def single_host_thread(device: torch.device) -> Iterator[None]:
     """Use one CPU thread while the model runs on another device.
 
-    What is left for the CPU is small. With more threads, OpenMP's workers spin between operations and slow down the
-    tokenizer: 100,000 texts on an H200 with 16 cores are classified 1.25 times as fast with one.
+    What is left for the CPU is small. With more threads, OpenMP's workers spin between operations and take the cores
+    from the tokenizer (benchmarks/inference.py).
     """
     with _host_threads(device.type != "cpu"):
         yield

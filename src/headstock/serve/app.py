@@ -9,13 +9,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from headstock import __version__
 from headstock.serve import page_api
-from headstock.serve.errors import add_error_handlers
+from headstock.serve.error_handlers import add_error_handlers
 from headstock.serve.explain_api import explain_router
 from headstock.serve.files import files_router
-from headstock.serve.metrics import MetricsMiddleware
-from headstock.serve.models import ServedModels
 from headstock.serve.openai_api import openai_router
+from headstock.serve.prometheus import MetricsMiddleware
 from headstock.serve.security import SecurityMiddleware
+from headstock.serve.served_models import ServedModels
 from headstock.serve.settings import ServeSettings
 from headstock.serve.task_api import task_router
 

@@ -34,9 +34,9 @@ from headstock.explain.render_document import page
 from headstock.explain.residual import explain_residual
 from headstock.explain.residual_document import residual_document
 from headstock.explain.subject import ExplainSubject
-from headstock.serve.models import ServedModel, ServedModels
-from headstock.serve.requests import JsonResponse, add_route, unless_disconnected
-from headstock.serve.schemas import ExplainRequest
+from headstock.serve.request_models import ExplainRequest
+from headstock.serve.routes import JsonResponse, add_route, unless_disconnected
+from headstock.serve.served_models import ServedModel, ServedModels
 from headstock.serve.settings import ServeSettings
 from headstock.tasks.labelled import is_labelled
 

@@ -7,7 +7,6 @@ the worker in small chunks, so that other requests are answered in between.
 import asyncio
 import csv
 import io
-import json
 import re
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -21,12 +20,13 @@ from fastapi.responses import StreamingResponse
 
 from headstock.data import tables
 from headstock.data.labelled_texts import is_table
-from headstock.data.records import Records, find_file
+from headstock.data.records import Records, find_file, parse_columns
 from headstock.errors import HeadstockError, UserError
 from headstock.inference.output_files import flatten
 from headstock.inference.pipeline import Pipeline
-from headstock.serve.models import ServedModel, ServedModels
-from headstock.serve.requests import RESPONSES
+from headstock.serve.responses import SERVER, error_body, event
+from headstock.serve.routes import RESPONSES
+from headstock.serve.served_models import ServedModel, ServedModels
 from headstock.serve.settings import ServeSettings
 
 CHUNK_ROWS = 64  # computed together; smaller ones would waste time, larger ones delay other requests
@@ -47,13 +47,15 @@ def files_router(models: ServedModels, settings: ServeSettings) -> APIRouter:
         model: Annotated[str | None, Query(description="The name of a run; by default the first one.")] = None,
         name: Annotated[str, Query(description="The name of the file; its suffix is its format.")] = "rows.csv",
         keep: Annotated[bool, Query(description="Write the columns of the file beside the predictions.")] = False,
+        columns: Annotated[str | None, Query(description="Column names, such as text=review.", max_length=1000)] = None,
     ) -> StreamingResponse:
         """The same columns as `headstock predict --file rows.csv --out predictions.csv`; blank rows are skipped.
 
         With `Accept: text/event-stream` the answer is a stream of events with the progress and the lines of the file.
         """
         served = models.find_for("predict", model)  # refuses other runs before the upload is read
-        rows = await read_upload(request, served.pipeline, name, keep=keep, limit=settings.max_file)
+        names = parse_columns(columns) if columns else None
+        rows = await read_upload(request, served.pipeline, name, keep=keep, columns=names, limit=settings.max_file)
         lock = locks[served.name]
         parts = prediction_lines(served, rows, lock, timeout=settings.timeout)
         if "text/event-stream" in request.headers.get("accept", ""):
@@ -89,7 +91,9 @@ class UploadedRows:
         return len(self.rows)
 
 
-async def read_upload(request: Request, pipeline: Pipeline, name: str, *, keep: bool, limit: int) -> UploadedRows:
+async def read_upload(
+    request: Request, pipeline: Pipeline, name: str, *, keep: bool, columns: dict[str, str] | None, limit: int
+) -> UploadedRows:
     """The rows of the request's body, which is a file in a private folder only while it is read."""
     suffix = Path(name).suffix.lower()
     if suffix not in SUFFIXES:
@@ -102,14 +106,14 @@ async def read_upload(request: Request, pipeline: Pipeline, name: str, *, keep: 
                     raise UserError(f"the file is larger than {limit:,} bytes, which is the limit of this server")
                 file.write(chunk)
         try:
-            return await asyncio.to_thread(read_rows, pipeline, path, keep=keep)
+            return await asyncio.to_thread(read_rows, pipeline, path, keep=keep, columns=columns)
         except UserError as error:  # the client does not know the folder
-            raise UserError(str(error).replace(f"{folder}/", "")) from None
+            raise UserError(str(error).replace(f"{folder}/", "").replace("--columns", "columns")) from None
 
 
-def read_rows(pipeline: Pipeline, path: Path, *, keep: bool) -> UploadedRows:
+def read_rows(pipeline: Pipeline, path: Path, *, keep: bool, columns: dict[str, str] | None = None) -> UploadedRows:
     skipped: list[int] = []
-    numbered = pipeline.read_numbered_rows(path, skipped=skipped)
+    numbered = pipeline.read_numbered_rows(path, columns=columns, skipped=skipped)
     if isinstance(numbered, Records):
         rows: list[str] | Records = numbered
         lines: Sequence[int] = numbered.lines
@@ -189,8 +193,4 @@ async def events(models: ServedModels, start: Row, parts: Parts) -> AsyncIterato
             async for done, text in parts:
                 yield event({"done": done, "csv": text})
     except HeadstockError as error:
-        yield event({"error": {"message": models.public_message(error), "type": "server_error"}})
-
-
-def event(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value)}\n\n"
+        yield event(error_body(models.public_message(error), SERVER))

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -20,10 +19,10 @@ from headstock.errors import HeadstockError, UserError
 from headstock.inference.pipeline import Pipeline
 from headstock.rng import derive_seed
 from headstock.serve.generation import Generation, TextUpdate
-from headstock.serve.models import ServedModel, ServedModels
-from headstock.serve.requests import RESPONSES, JsonResponse, add_route, unless_disconnected
-from headstock.serve.responses import SERVER, error_body
-from headstock.serve.schemas import CompletionRequest, EmbeddingRequest
+from headstock.serve.request_models import CompletionRequest, EmbeddingRequest
+from headstock.serve.responses import SERVER, error_body, event
+from headstock.serve.routes import RESPONSES, JsonResponse, add_route, unless_disconnected
+from headstock.serve.served_models import ServedModel, ServedModels
 from headstock.serve.settings import ServeSettings
 from headstock.tasks.special_tokens import special_tokens_for
 
@@ -246,11 +245,6 @@ class Completion:
 
 def choice_fields(index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-
-
-def event(data: dict[str, Any]) -> str:
-    """A server-sent event."""
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
 class TokenNames:

@@ -20,8 +20,8 @@ from headstock.explain.attention import need_attention
 from headstock.explain.hooks import need_block_stacks
 from headstock.inference.pipeline import Pipeline
 from headstock.serve.explain_api import explain_run, page_response, render_page
-from headstock.serve.models import ServedModel, ServedModels
-from headstock.serve.schemas import ExplainRequest, limited
+from headstock.serve.request_models import ExplainRequest, limited
+from headstock.serve.served_models import ServedModel, ServedModels
 from headstock.serve.settings import ServeSettings
 from headstock.tasks.labelled import is_labelled
 from headstock.tasks.widgets import Heatmap, InputField, Widget
@@ -215,13 +215,13 @@ def metric_points(rows: list[dict[str, Any]], key: str) -> list[tuple[int, float
 # Predictions with their display
 
 
-class PredictRequest(BaseModel):
+class DisplayRequest(BaseModel):
     model: str | None = None
     input: Annotated[dict[str, str], Field(description="texts by column names")]
 
 
 @router.post("/page/predict")
-async def predict(request: Request, body: PredictRequest) -> dict[str, Any]:
+async def predict(request: Request, body: DisplayRequest) -> dict[str, Any]:
     """A prediction and the parts by which it is displayed."""
     models, settings = served(request)
     model = models.find_for("predict", body.model)

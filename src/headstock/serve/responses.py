@@ -1,5 +1,6 @@
-"""Errors as OpenAI's API sends them: {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}."""
+"""Server-sent events, and errors as OpenAI's API sends them: {"error": {"message", "type", "param", "code"}}."""
 
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -36,3 +37,8 @@ def internal_error(error: BaseException) -> JSONResponse:
     """The answer to an error of ours: the traceback goes to the log, and nothing of it to the client."""
     logger.error("internal error", exc_info=error)
     return error_response(500, "internal error", SERVER)
+
+
+def event(data: Mapping[str, Any]) -> str:
+    """A server-sent event."""
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"

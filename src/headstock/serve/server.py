@@ -19,8 +19,8 @@ from uvicorn.supervisors import Multiprocess
 from headstock.config import from_dict
 from headstock.errors import UserError, WorkError
 from headstock.serve.app import create_app
-from headstock.serve.models import load_models, model_names
 from headstock.serve.protocol import TimedProtocol
+from headstock.serve.served_models import load_models, model_names
 from headstock.serve.settings import ServeSettings
 
 ENVIRONMENT = "HEADSTOCK_SERVE"  # tells worker processes what to serve, as JSON

@@ -12,9 +12,9 @@ from headstock.data.records import Records
 from headstock.errors import UserError
 from headstock.inference.inputs import iter_rows, list_texts
 from headstock.inference.pipeline import Pipeline
-from headstock.serve.models import ABILITIES, ServedModel, ServedModels
-from headstock.serve.requests import JsonResponse, add_route, unless_disconnected
-from headstock.serve.schemas import FillRequest, PredictRequest, ScoreRequest, task_request
+from headstock.serve.request_models import FillRequest, PredictRequest, ScoreRequest, task_request
+from headstock.serve.routes import JsonResponse, add_route, unless_disconnected
+from headstock.serve.served_models import ABILITIES, ServedModel, ServedModels
 from headstock.serve.settings import ServeSettings
 from headstock.tasks.base import TASKS
 from headstock.tasks.labelled import LabelledTask

@@ -19,7 +19,7 @@ from headstock.train.distributed import DistributedContext
 from headstock.train.optimizers import EMA
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import TrainSettings
-from headstock.train.sharding import shard_like, shard_tensors, whole, whole_tensors
+from headstock.train.sharding import full_tensor, full_tensors, shard_like, shard_tensors
 from headstock.train.tensors import MANIFEST, find_damage, read_tensors, write_tensors
 
 logger = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ class DiskCheckpointer(Checkpointer):
                 checkpoint = Checkpoint.read(best)
                 self.best = checkpoint.average or checkpoint.model
         super().finish(state)
-        weights = whole_tensors(self.model.tensors())
+        weights = full_tensors(self.model.tensors())
         if self.distributed.is_main:
             self.run.save_weights(weights)
         self.distributed.barrier()
@@ -183,15 +183,15 @@ class DiskCheckpointer(Checkpointer):
     def capture(self, state: TrainState) -> Checkpoint:
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         moments = {
-            f"{names[id(parameter)]}/{key}": whole(value)
+            f"{names[id(parameter)]}/{key}": full_tensor(value)
             for optimizer in self.optimizers
             for parameter, values in optimizer.state.items()
             for key, value in values.items()
         }
         steps = 0 if self.ema is None else self.ema.steps
         values = asdict(state) | {"environment": environment(self.distributed), "average_steps": steps}
-        average = {} if self.ema is None else whole_tensors(self.ema.tensors)
-        return Checkpoint(whole_tensors(self.model.tensors()), moments, average, values)
+        average = {} if self.ema is None else full_tensors(self.ema.tensors)
+        return Checkpoint(full_tensors(self.model.tensors()), moments, average, values)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         self.model.load_tensors(shard_tensors(checkpoint.model, self.model.tensors()), source="the checkpoint")

@@ -1,5 +1,6 @@
 """How training steps run: eagerly, compiled, as CUDA graphs, or both; and the composition of the step."""
 
+import copy
 import logging
 import os
 from collections.abc import Mapping
@@ -25,7 +26,8 @@ from headstock.train.evaluate import precision
 from headstock.train.optimizers import update_weights
 from headstock.train.sampler import BatchSampler
 from headstock.train.settings import TrainSettings
-from headstock.train.step import MicroBatching, Split, TrainingStep, is_out_of_memory
+from headstock.train.sharding import shard_module
+from headstock.train.step import LossModule, MicroBatching, Split, TrainingStep, is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +92,21 @@ def step_seconds(
     micro_batches = -(-rows // (settings.micro_batch or rows))
     tokens = rows * length if settings.batch_tokens is None else settings.batch_tokens
     return float(flops) * tokens / peak, LAUNCH_SECONDS * model.backbone.depth * micro_batches
+
+
+def build_module(model: Model, task: Task, settings: TrainSettings, distributed: DistributedContext) -> LossModule:
+    """Model and task as one module on the device.
+
+    With `parallel=fsdp` it contains a sharded copy, so that the model itself stays whole in main memory.
+    """
+    shards = settings.parallel == "fsdp" and distributed.size > 1
+    if shards and not model.backbone.supports_fsdp:
+        raise UserError(f"train.parallel: fsdp cannot shard a {model.backbone.name} model; use ddp")
+    trained = copy.deepcopy(model.cpu()) if shards else model
+    module = LossModule(trained.to(distributed.device), task, smoothing=settings.label_smoothing)
+    if shards:
+        shard_module(module, distributed.device, distributed.size)
+    return module
 
 
 def build_step(

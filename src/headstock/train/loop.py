@@ -1,12 +1,11 @@
 """The training loop, shared by every objective and task."""
 
-import copy
 import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from headstock.errors import DivergenceError, UserError
+from headstock.errors import DivergenceError
 from headstock.kernels.backends import fast_cpu_kernels
 from headstock.model.model import Model
 from headstock.tasks.base import Task
@@ -15,15 +14,14 @@ from headstock.train.callbacks import Callback, Event, emit
 from headstock.train.checkpoint import Checkpointer, DiskCheckpointer, TrainState
 from headstock.train.distributed import DistributedContext, Interrupted, Interruption
 from headstock.train.evaluate import Validator
-from headstock.train.execution import build_step, check_settings, choose_execution_mode, uses_graphs
+from headstock.train.execution import build_module, build_step, check_settings, choose_execution_mode, uses_graphs
 from headstock.train.meters import LossMeter, MetricAccumulator, SpikeDetector
 from headstock.train.optimizers import EMA, lr_factor, make_optimizers
 from headstock.train.prefetch import Prefetcher
 from headstock.train.run_folder import RunFolder
 from headstock.train.sampler import BatchSampler, StepLoader
 from headstock.train.settings import TrainSettings
-from headstock.train.sharding import shard_module, whole_tensors
-from headstock.train.step import LossModule
+from headstock.train.sharding import full_tensors, is_sharded
 
 LOG_LINES = 50  # per run, unless set otherwise
 
@@ -50,10 +48,8 @@ def train(
     sampler = BatchSampler(task, data.train, length=length, batch=batch, batch_tokens=batch_tokens, seed=seed)
     budget = Budget.of(settings, sampler.steps_per_epoch)
     validation_budget = ValidationBudget(settings, budget, length)
-    whole_model, model = model, shardable_copy(model, settings, distributed)
-    module = LossModule(model.to(distributed.device), task, smoothing=settings.label_smoothing)
-    if model is not whole_model:
-        shard_module(module, distributed.device, distributed.size)
+    module = build_module(model, task, settings, distributed)
+    full_model, model, sharded = model, module.model, is_sharded(module)
     optimizers = make_optimizers(model, settings)
     ema = EMA(model, settings.ema) if settings.ema else None
     checkpointer = Checkpointer(model, optimizers, ema, settings)
@@ -73,8 +69,8 @@ def train(
         meter.restore(state.window["losses"])
         train_metrics.restore(state.window["seen"], distributed)
     clock = distributed.stopwatch(state.seconds, shared=budget.seconds is not None)
-    validate = Validator(model, task, data.valid, settings, validation_budget, distributed, ema, clock)
-    validate.module = module if model is not whole_model else None
+    losses = module if sharded else None
+    validate = Validator(model, task, data.valid, settings, validation_budget, distributed, ema, clock, losses)
     milestones = Milestones(budget, state)
     steps_per_epoch, has_perplexity = sampler.steps_per_epoch, task.is_language_model
     event = partial(Event, state=state, budget=budget, steps_per_epoch=steps_per_epoch, has_perplexity=has_perplexity)
@@ -123,19 +119,10 @@ def train(
             if signal is not None:
                 raise Interrupted(f"stopped after step {state.step}{checkpointer.resume_hint(state.step)}", signal)
     checkpointer.finish(state)
-    if model is not whole_model:
-        whole_model.load_tensors(whole_tensors(model.tensors()), source="the sharded model")
-        whole_model.to(distributed.device)
+    if sharded:
+        full_model.load_tensors(full_tensors(model.tensors()), source="the sharded model")
+        full_model.to(distributed.device)
     return state
-
-
-def shardable_copy(model: Model, settings: TrainSettings, distributed: DistributedContext) -> Model:
-    """A copy whose weights can be sharded, so that the model itself stays whole; the model where nothing is sharded."""
-    if settings.parallel != "fsdp" or distributed.size == 1:
-        return model
-    if not model.backbone.supports_fsdp:
-        raise UserError(f"train.parallel: fsdp cannot shard a {model.backbone.name} model; use ddp")
-    return copy.deepcopy(model.cpu())
 
 
 def sequence_length(model: Model, settings: TrainSettings) -> int:

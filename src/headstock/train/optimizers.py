@@ -11,7 +11,7 @@ from torch.optim import AdamW, Optimizer
 from headstock.model.layers import Attention
 from headstock.model.model import Model
 from headstock.train.settings import TrainSettings
-from headstock.train.sharding import shard_like, whole
+from headstock.train.sharding import full_tensor, shard_like
 
 
 class Muon(Optimizer):
@@ -35,7 +35,7 @@ class Muon(Optimizer):
         by_shape: dict[torch.Size, dict[nn.Parameter, Tensor]] = {}
         for group, matrices in groups:
             for matrix, update in zip(matrices, self.momentum_updates(matrices, group["momentum"]), strict=True):
-                stack = whole(update).unflatten(0, (group["parts"], -1))  # (parts, rows, columns)
+                stack = full_tensor(update).unflatten(0, (group["parts"], -1))  # (parts, rows, columns)
                 by_shape.setdefault(stack.shape[1:], {})[matrix] = stack
         updates: dict[nn.Parameter, Tensor] = {}
         for (rows, columns), stacks in by_shape.items():
@@ -93,7 +93,7 @@ def update_weights(optimizers: Sequence[Optimizer], clip: float | None, *, to_no
     synchronization: there the loop notices one step later, before anything is saved.
     """
     parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-    gradient = whole(nn.utils.clip_grad_norm_(parameters, clip or math.inf))
+    gradient = full_tensor(nn.utils.clip_grad_norm_(parameters, clip or math.inf))
     if gradient.device.type == "cpu" and not math.isfinite(gradient):
         return gradient
     for optimizer in optimizers:

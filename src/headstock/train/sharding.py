@@ -53,22 +53,22 @@ def reshard(module: nn.Module) -> None:
             part.reshard()  # type: ignore[operator]
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """The whole tensor of a shard, gathered from all processes: every one of them must ask for it."""
-    return tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The full tensor of a DTensor, gathered from all processes: every one of them must call this."""
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def is_shard(tensor: Tensor) -> bool:
+def is_dtensor(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def whole_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: whole(tensor) for name, tensor in tensors.items()}
+def full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: full_tensor(tensor) for name, tensor in tensors.items()}
 
 
 def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """This process's shard of a whole tensor, sharded as `like` is. Nothing is communicated."""
-    if not is_shard(like) or is_shard(tensor):
+    """A full tensor as a DTensor with the placements of `like`. Nothing is communicated."""
+    if not is_dtensor(like) or is_dtensor(tensor):
         return tensor
     from torch.distributed.tensor import DTensor, Replicate
 
@@ -78,6 +78,6 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def shard_tensors(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Shards of whole tensors; names that `like` lacks stay whole, so that the caller can report them."""
+    """Full tensors as DTensors like those of the same names; names that `like` lacks stay, for the caller to report."""
     with torch.no_grad():
         return {name: shard_like(t, like[name]) if name in like else t for name, t in tensors.items()}

@@ -10,7 +10,7 @@ from headstock.decoding.continuous_batching import ContinuousBatch
 from headstock.errors import HeadstockError, UserError, did_you_mean
 from headstock.inference.pipeline import Pipeline, load
 from headstock.serve.generation import Generation
-from headstock.serve.metrics import Metrics
+from headstock.serve.prometheus import Metrics
 from headstock.serve.settings import ServeSettings
 from headstock.serve.worker import Compute, TimeLimitError, Worker
 from headstock.tasks.labelled import is_labelled

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
 from headstock.io import finite
-from headstock.serve.schemas import ApiRequest, limited
+from headstock.serve.request_models import ApiRequest, limited
 from headstock.serve.settings import ServeSettings
 
 Result = TypeVar("Result")

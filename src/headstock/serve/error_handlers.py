@@ -9,9 +9,9 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from headstock.errors import HeadstockError, UserError
-from headstock.serve.models import ModelNotFoundError, ServedModels
-from headstock.serve.requests import ClientGoneError
 from headstock.serve.responses import INVALID, busy_response, error_response, internal_error
+from headstock.serve.routes import ClientGoneError
+from headstock.serve.served_models import ModelNotFoundError, ServedModels
 from headstock.serve.worker import QueueFullError, TimeLimitError
 
 CLIENT_GONE = 499  # nginx's status for a client that left; nobody reads it

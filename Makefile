@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # one test worker more than cores: tests of processes and pages wait part of the time
 WORKERS = $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
 
-.PHONY: demo serve test setup lint types tests clean
+.PHONY: demo serve test setup lint types tests faults clean
 
 demo: $(VENV)/.core
 	$(BIN)/headstock demo --overwrite
@@ -33,6 +33,15 @@ tests: export PYTHONDONTWRITEBYTECODE =
 tests: export PYTEST_DISABLE_PLUGIN_AUTOLOAD = 1
 tests: $(VENV)/.all
 	$(BIN)/python -m pytest -p xdist -p hypothesispytest -n $(WORKERS) --dist loadfile
+
+# The fault tests at full size; `make faults ONLY="fault_01 or fault_08"` runs some of them.
+faults: export HEADSTOCK_FAULTS = full
+faults: export HEADSTOCK_FAULTS_RESULTS = $(CURDIR)/.faults.jsonl
+faults: export PYTHONDONTWRITEBYTECODE =
+faults: $(VENV)/.all
+	rm -f .faults.jsonl
+	$(BIN)/python -m pytest tests/faults --durations=30 $(if $(ONLY),-k "$(ONLY)")
+	$(BIN)/python benchmarks/faults.py .faults.jsonl
 
 # Install torch first, at the version in constraints.txt, so that no other requirement selects another build.
 $(VENV)/.torch: constraints.txt

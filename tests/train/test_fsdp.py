@@ -11,7 +11,8 @@ from headstock.errors import UserError
 from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig
 from headstock.model.model import Model
 from headstock.train.distributed import DistributedContext, init_distributed
-from headstock.train.execution import build_module
+from headstock.train.evaluate import precision
+from headstock.train.execution import build_module, check_settings
 from headstock.train.optimizers import make_optimizers, update_weights
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import TrainSettings
@@ -126,9 +127,63 @@ def test_each_process_holds_its_share_of_weights_gradients_and_optimizer_states(
         assert max(size[name] for size in sizes) <= 0.52 * sizes[0]["total"]
 
 
+def sharded_dtypes(file, dtype, reduce_dtype, cpu_offload):
+    """One step of a module sharded as the settings say: in which dtypes it computed, and what it learned."""
+    distributed = init_distributed("cpu", 60.0)
+    settings = TrainSettings(
+        parallel="fsdp", dtype=dtype, reduce_dtype=reduce_dtype, cpu_offload=cpu_offload, activation_checkpointing=True
+    )
+    torch.manual_seed(0)
+    module = build_module(small_model(width=32), NextToken(), settings, distributed)
+    seen = {}
+    linear = module.model.backbone.blocks[0].feed.up
+    linear.register_forward_pre_hook(lambda layer, _: seen.update(weight=str(layer.weight.dtype)))
+    optimizers = make_optimizers(module.model, settings)
+    with precision(distributed.device, dtype):
+        loss = module(texts(5 + distributed.rank, 9))["token"]
+    loss.backward()
+    norm = float(update_weights(optimizers, 1.0, to_none=False))
+    kept = {str(p.dtype) for p in module.model.parameters()} | {str(p.grad.dtype) for p in module.model.parameters()}
+    file.write_text(json.dumps(seen | {"kept": sorted(kept), "norm": norm, "loss": loss.item()}))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory):
+    """What `sharded_dtypes` reports for three policies, in two processes each."""
+    policies = [("float32", "float32", False), ("bfloat16", "float32", True), ("bfloat16", "bfloat16", False)]
+    folder, ranks = tmp_path_factory.mktemp("policies"), []
+    for policy in policies:
+        files = [folder / f"{'-'.join(map(str, policy))}-{rank}.json" for rank in range(2)]
+        ranks += start_functions(folder / files[0].stem, [(sharded_dtypes, file, *policy) for file in files])
+    assert [rank.wait() for rank in ranks] == [0] * 6, ranks[0].stderr
+    return {policy: json.loads((folder / f"{'-'.join(map(str, policy))}-0.json").read_text()) for policy in policies}
+
+
+def test_weights_are_gathered_in_the_precision_of_the_run_and_kept_in_float32(policies):
+    whole, mixed, reduced = policies.values()
+    assert [row["weight"] for row in policies.values()] == ["torch.float32", "torch.bfloat16", "torch.bfloat16"]
+    assert all(row["kept"] == ["torch.float32"] for row in policies.values())
+    assert mixed["loss"] == pytest.approx(whole["loss"], rel=1e-2) and mixed["loss"] != whole["loss"]
+    assert mixed["norm"] == pytest.approx(whole["norm"], rel=1e-2)
+    # gradients summed in bfloat16 are rounded once more: the setting arrives
+    assert reduced["loss"] == mixed["loss"] and reduced["norm"] != mixed["norm"]
+
+
+def test_offloaded_and_recomputing_processes_learn_what_one_does(corpus, tmp_path, one):
+    options = ["--set=cpu_offload=true", "--set=activation_checkpointing=true"]
+    run = train_ranks(tmp_path / "rank", 2, corpus, tmp_path / "run", *options)
+    for name, curve in curves(one).items():
+        assert curves(run)[name] == pytest.approx(curve, abs=1e-5), name
+
+
 def test_what_cannot_be_sharded_is_refused():
     with pytest.raises(UserError, match="unfreeze"):
         TrainSettings(parallel="fsdp", unfreeze=1.0)
+    with pytest.raises(UserError, match=r"(?s)cpu_offload.*reduce_dtype"):
+        TrainSettings(cpu_offload=True, reduce_dtype="bfloat16")
+    with pytest.raises(UserError, match="several processes"):
+        check_settings(TrainSettings(parallel="fsdp", cpu_offload=True), DistributedContext(torch.device("cpu")))
     lstm = Model(Recurrent(RecurrentConfig(vocabulary=13, depth=1, width=8, hidden=8)), {})
     with pytest.raises(UserError, match="use ddp"):
         build_module(lstm, NextToken(), TrainSettings(parallel="fsdp"), DistributedContext(torch.device("cpu"), 0, 2))

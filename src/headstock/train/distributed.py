@@ -133,7 +133,8 @@ def init_distributed(device_name: str, seconds: float) -> DistributedContext:
         torch.cuda.set_device(device)
     borrowed = dist.is_initialized()
     if not borrowed:
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        # gloo also on GPUs: for tensors in main memory (checkpoints, cpu_offload)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
     return DistributedContext(device, dist.get_rank(), dist.get_world_size(), borrowed)
 

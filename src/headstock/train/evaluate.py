@@ -42,9 +42,13 @@ def precision(device: torch.device, dtype: str) -> Iterator[None]:
 
     float8 computes the large matrix products of training in 8 bits and everything else in bfloat16.
     """
-    enabled = dtype in ("bfloat16", "float8") or (dtype == "auto" and device.type == "cuda")
+    enabled = uses_bfloat16(device, dtype)
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled), fp8_matmuls(dtype == "float8"):
         yield
+
+
+def uses_bfloat16(device: torch.device, dtype: str) -> bool:
+    return dtype in ("bfloat16", "float8") or (dtype == "auto" and device.type == "cuda")
 
 
 @torch.inference_mode()

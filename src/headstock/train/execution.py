@@ -20,9 +20,10 @@ from headstock.kernels.fp8 import supports_fp8
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.tasks.base import Task
+from headstock.train.activation_checkpointing import checkpoint_blocks
 from headstock.train.budget import Budget
 from headstock.train.distributed import DistributedContext
-from headstock.train.evaluate import precision
+from headstock.train.evaluate import precision, uses_bfloat16
 from headstock.train.optimizers import update_weights
 from headstock.train.sampler import BatchSampler
 from headstock.train.settings import TrainSettings
@@ -55,7 +56,7 @@ def choose_execution_mode(
     distributed: DistributedContext,
 ) -> ExecutionMode:
     """The mode that the settings name, or the fastest by estimate. The same run always gets the same mode."""
-    graphs_allowed = distributed.size == 1 and not settings.unfreeze
+    graphs_allowed = distributed.size == 1 and not settings.unfreeze and not settings.activation_checkpointing
     if settings.compile in ("replay", "both") and distributed.device.type != "cuda":
         raise UserError(f"train.compile: {settings.compile} needs CUDA graphs, and this run is not on a CUDA device")
     if settings.compile in ("replay", "both") and not graphs_allowed:
@@ -97,15 +98,25 @@ def step_seconds(
 def build_module(model: Model, task: Task, settings: TrainSettings, distributed: DistributedContext) -> LossModule:
     """Model and task as one module on the device.
 
-    With `parallel=fsdp` it contains a sharded copy, so that the model itself stays whole in main memory.
+    With `parallel=fsdp` it contains a sharded copy, so that the model itself stays whole in main memory. One process
+    has nothing to shard, and trains the model itself.
     """
-    shards = settings.parallel == "fsdp" and distributed.size > 1
+    device, shards = distributed.device, settings.parallel == "fsdp" and distributed.size > 1
     if shards and not model.backbone.supports_fsdp:
         raise UserError(f"train.parallel: fsdp cannot shard a {model.backbone.name} model; use ddp")
     trained = copy.deepcopy(model.cpu()) if shards else model
-    module = LossModule(trained.to(distributed.device), task, smoothing=settings.label_smoothing)
+    if settings.activation_checkpointing:
+        checkpoint_blocks(trained)
+    module = LossModule(trained.to(device), task, smoothing=settings.label_smoothing)
     if shards:
-        shard_module(module, distributed.device, distributed.size)
+        shard_module(
+            module,
+            device,
+            distributed.size,
+            dtype=torch.bfloat16 if uses_bfloat16(device, settings.dtype) else None,
+            reduce_dtype=getattr(torch, settings.reduce_dtype),
+            cpu_offload=settings.cpu_offload,
+        )
     return module
 
 
@@ -132,6 +143,8 @@ def check_settings(settings: TrainSettings, distributed: DistributedContext) -> 
         raise UserError(f"train.batch: {settings.batch} is not divisible by {distributed.size} processes")
     if settings.parallel == "fsdp" and settings.compile not in ("auto", False):
         raise UserError(f"train.parallel: fsdp runs without torch.compile and CUDA graphs, not with {settings.compile}")
+    if settings.cpu_offload and distributed.size == 1:
+        raise UserError("train.cpu_offload: needs several processes (torchrun), since one has nothing to shard")
     if settings.dtype == "float8" and not supports_fp8(distributed.device):
         raise UserError("train.dtype: float8 needs an NVIDIA GPU of the Ada or Hopper generation or newer")
 

@@ -9,6 +9,7 @@ from headstock.errors import DivergenceError
 from headstock.kernels.backends import fast_cpu_kernels
 from headstock.model.model import Model
 from headstock.tasks.base import Task
+from headstock.train.activation_checkpointing import restore_blocks
 from headstock.train.budget import VALIDATIONS, Budget, Milestones, ValidationBudget
 from headstock.train.callbacks import Callback, Event, emit
 from headstock.train.checkpoint import Checkpointer, DiskCheckpointer, TrainState
@@ -119,6 +120,7 @@ def train(
             if signal is not None:
                 raise Interrupted(f"stopped after step {state.step}{checkpointer.resume_hint(state.step)}", signal)
     checkpointer.finish(state)
+    restore_blocks(model)
     if sharded:
         full_model.load_tensors(full_tensors(model.tensors()), source="the sharded model")
         full_model.to(distributed.device)

@@ -75,7 +75,7 @@ class LossMeter:
 
     def add(self, step: int, loss: Tensor, gradient_norm: Tensor, tokens: int) -> None:
         self.tokens += tokens
-        values = torch.stack([loss.detach(), gradient_norm.detach().to(loss.dtype)])
+        values = torch.stack([loss.detach(), gradient_norm.detach().to(loss)])
         if not loss.is_cuda:
             self.pending = (step, values, None)
             self.flush()

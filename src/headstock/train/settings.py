@@ -144,6 +144,10 @@ class TrainSettings:
     compile: Literal["auto", True, False, "replay", "both"] = "auto"
     # several processes (torchrun): ddp has all weights in each, fsdp splits weights and optimizer states among them
     parallel: Literal["ddp", "fsdp"] = config.added("ddp")
+    reduce_dtype: Literal["float32", "bfloat16"] = config.added("float32")  # in which fsdp sums gradients
+    cpu_offload: bool = config.added(False)  # fsdp: weights and optimizer states wait in main memory, updates run there
+    # recompute each block's activations in the backward pass: less memory, about a third more time
+    activation_checkpointing: bool = config.added(False)
     vocabulary_multiple: int = 1  # a new model's vocabulary is padded to a multiple of this, for GPU speed
     validate_every: int | None = None  # steps; a tenth of the run unless given
     # maximum tokens per validation; unless given, validations take about 5% of the run's time
@@ -174,6 +178,13 @@ class TrainSettings:
             problems.append(("warmup", "must be above 0 for the schedule inverse_sqrt, which falls from its end on"))
         if self.parallel == "fsdp" and self.unfreeze is not None:
             problems.append(("unfreeze", "conflicts with parallel fsdp, which fixes the trained weights at the start"))
+        for name, is_set in (("cpu_offload", self.cpu_offload), ("reduce_dtype", self.reduce_dtype != "float32")):
+            if is_set and self.parallel != "fsdp":
+                problems.append((name, "is a setting of parallel fsdp"))
+        if self.activation_checkpointing and self.compile in ("replay", "both"):
+            problems.append(("activation_checkpointing", f"conflicts with compile {self.compile} (CUDA graphs)"))
+        if self.activation_checkpointing and self.dtype == "float8":
+            problems.append(("activation_checkpointing", "conflicts with dtype float8; use bfloat16"))
         reject(problems)
 
 

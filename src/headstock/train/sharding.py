@@ -7,6 +7,7 @@ load them.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,19 +18,33 @@ from headstock.model.layers import Block
 # torch.distributed.fsdp and .tensor are imported where they are used: that takes most of a second
 
 
-def shard_module(module: nn.Module, device: torch.device, processes: int) -> None:
+def shard_module(
+    module: nn.Module,
+    device: torch.device,
+    processes: int,
+    *,
+    dtype: torch.dtype | None = None,
+    reduce_dtype: torch.dtype = torch.float32,
+    cpu_offload: bool = False,
+) -> None:
     """Shard a module in place: each Transformer block by itself, the rest (embeddings, heads) as one more group.
 
-    Only calls of `module` itself, or of a module inside such a call, gather the weights.
+    Only calls of `module` itself, or of a module inside such a call, gather the weights. Shards keep their dtype; with
+    `dtype`, they are gathered and used in it. Gradients are summed over the processes in `reduce_dtype`. With
+    `cpu_offload`, shards lie in main memory while they are not in use, and so do gradients and optimizer states.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     mesh = init_device_mesh(device.type, (processes,))
+    # autocast decides in which dtype each operation runs: rotary angles, for example, stay in float32
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
+    offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if cpu_offload else OffloadPolicy()
+    shard = partial(fully_shard, mesh=mesh, mp_policy=precision, offload_policy=offload)
     for part in module.modules():
         if isinstance(part, Block) and part.cross is None:  # a decoder reads weights of cross-attention from outside
-            fully_shard(part, mesh=mesh)
-    fully_shard(module, mesh=mesh)
+            shard(part)
+    shard(module)
 
 
 def is_sharded(module: nn.Module) -> bool:
@@ -67,14 +82,14 @@ def full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """A full tensor as a DTensor with the placements of `like`. Nothing is communicated."""
+    """A full tensor as a DTensor like `like`, with this process's rows of it. Nothing is communicated."""
     if not is_dtensor(like) or is_dtensor(tensor):
         return tensor
-    from torch.distributed.tensor import DTensor, Replicate
-
-    assert isinstance(like, DTensor)
-    replicated = DTensor.from_local(tensor.to(like.device), like.device_mesh, [Replicate()], run_check=False)
-    return replicated.redistribute(placements=like.placements)
+    sharded: Any = torch.empty_like(like, dtype=tensor.dtype)
+    local, mesh = sharded.to_local(), sharded.device_mesh
+    start = mesh.get_local_rank() * -(-len(tensor) // mesh.size())  # as torch.chunk: the last shards may be smaller
+    local.copy_(tensor[start : start + len(local)])
+    return sharded
 
 
 def shard_tensors(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read when torch and numpy are imported
@@ -76,6 +77,16 @@ TINY = {
 def tiny() -> dict:
     """Settings of a model that trains in about a second."""
     return dict(TINY)
+
+
+@pytest.fixture
+def messages() -> Iterator[list[str]]:
+    """The log messages of the package, in order."""
+    from headstock.logs import messages_to
+
+    lines: list[str] = []
+    with messages_to(lines.append):
+        yield lines
 
 
 @pytest.fixture

@@ -80,14 +80,20 @@ def checksum_mismatch(path: Path, recorded: Any) -> str | None:
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write; it replaces `path` on success and is deleted on failure."""
+def atomic_file(path: Path, *, in_folder: bool = False) -> Iterator[Path]:
+    """Yield a temporary path to write; it replaces `path` on success and is deleted on failure.
+
+    With `in_folder` it lies in a temporary folder of its own, for libraries that create temporary files beside it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _temporary_name(path) as temporary, errors_name_path(path, temporary):
-        yield temporary
-        _sync(temporary)
-        os.replace(temporary, path)
-        _sync(path.parent)
+    with _temporary_name(path) as temporary:
+        file = temporary / path.name if in_folder else temporary
+        with errors_name_path(path, file):
+            file.parent.mkdir(exist_ok=True)
+            yield file
+            _sync(file)
+            os.replace(file, path)
+            _sync(path.parent)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -43,9 +43,9 @@ class BackgroundProcess:
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
 
-    def wait(self) -> int:
+    def wait(self, timeout: float = TIMEOUT) -> int:
         """The exit code, negative after a signal."""
-        self.process.join(TIMEOUT)
+        self.process.join(timeout)
         assert self.process.exitcode is not None, self.stderr
         return self.process.exitcode
 

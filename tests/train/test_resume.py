@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -13,13 +11,8 @@ import torch
 
 import headstock
 from headstock.errors import UserError
-from headstock.train import checkpoint, run_folder
+from headstock.train import checkpoint
 from headstock.train.run_folder import RunFolder
-from tests.commands import set_options
-from tests.conftest import TINY
-from tests.train.processes import BackgroundProcess, start_command
-
-SAVED_OFTEN = TINY | {"validate_every": 3, "keep": 1, "ema": 0.9, "optimizer": "muon", "weights": "last"}
 
 MODES = {
     "plain": {},
@@ -189,100 +182,6 @@ def test_resuming_with_other_settings_or_text_is_rejected(corpus, tmp_path, tiny
     own.write_text(own.read_text() + "\n\nOne more story")
     with pytest.raises(UserError, match="the corpus has changed"):
         headstock.pretrain(own, out=tmp_path / "run", resume=True)
-
-
-def pretrain_until_killed(corpus, out, settings, moment):
-    """Pretrain in a process that kills itself in the middle of a save."""
-    calls = []
-
-    def die(*args, **kwargs):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def write_half(path, tensors, **options):
-        write_tensors(path, tensors, **options)
-        os.truncate(path, os.path.getsize(path) // 2)
-        die()
-
-    def write_or_die(path, tensors):
-        calls.append(path)
-        (write_half if len(calls) == 4 else write_tensors)(path, tensors)
-
-    def checksum_or_die(path):
-        calls.append(path)
-        return checksum(path) if len(calls) != 7 else die()
-
-    def replace_or_die(source, target):
-        return die() if str(target).endswith("step-6") else replace(source, target)
-
-    def rmtree_or_die(path, **options):
-        if path.name.startswith(".step-3."):
-            (path / "manifest.json").unlink()
-            die()
-        rmtree(path, **options)
-
-    write_tensors, checksum, replace, rmtree = checkpoint.write_tensors, checkpoint.checksum, os.replace, shutil.rmtree
-    if moment == "tensors":  # the first file of the second checkpoint is half written
-        checkpoint.write_tensors = write_or_die
-    elif moment == "manifest":  # all files are written, but no manifest
-        checkpoint.checksum = checksum_or_die
-    elif moment == "rename":  # all files are written, but the folder is not renamed
-        os.replace = replace_or_die
-    elif moment == "prune":  # the new checkpoint is complete, an old one is being removed
-        shutil.rmtree = rmtree_or_die
-    elif moment == "final":  # training is over, the run's final weights are being written
-        run_folder.write_tensors = write_half
-    headstock.pretrain(corpus, out=out, settings=settings, resume=True)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(corpus, tmp_path_factory):
-    out = tmp_path_factory.mktemp("uninterrupted") / "run"
-    headstock.pretrain(corpus, out=out, settings=SAVED_OFTEN)
-    return out
-
-
-@pytest.mark.parametrize("moment", ["tensors", "manifest", "rename", "prune", "final"])
-def test_kill_9_in_the_middle_of_a_save(corpus, tmp_path, uninterrupted, moment):
-    out = tmp_path / "cut"
-    process = BackgroundProcess(tmp_path / "process", pretrain_until_killed, corpus, out, SAVED_OFTEN, moment)
-    assert process.wait() == -signal.SIGKILL, process.stderr
-    assert not (out / "model.safetensors").exists()
-    assert len(list(out.rglob("*.partial"))) == 1
-    headstock.pretrain(corpus, out=out, settings=SAVED_OFTEN, resume=True)
-    assert weights(uninterrupted) == weights(out)
-    assert not list(out.rglob("*.partial"))
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_stops(corpus, tmp_path, tiny, number, code):
-    out, settings = tmp_path / "run", tiny | {"steps": 100_000, "log_every": 1, "validate_every": 10_000}
-    process = start_command(tmp_path / "process", "pretrain", corpus, "--out", out, *set_options(settings))
-    process.wait_until(lambda: "| epoch" in process.stderr)
-    process.send_signal(number)
-    assert process.wait() == code, process.stderr
-    assert "saved in" in process.stderr
-    newest = checkpoint.newest_first(out / "checkpoints")[0]
-    assert checkpoint.find_damage(newest) is None
-    assert checkpoint.step_of(newest) > 0
-
-
-def test_a_full_disk_is_an_error_and_keeps_earlier_checkpoints(corpus, tmp_path, tiny):
-    """On a real file system of a few hundred kilobytes, where mounting one is permitted."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(disk)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting a small file system is not allowed here")
-    try:
-        settings = set_options(tiny | {"keep": 9, "validate_every": 1})
-        process = start_command(tmp_path / "process", "pretrain", corpus, "--out", disk / "run", *settings)
-        assert process.wait() == 1
-        assert "could not be written" in process.stderr.splitlines()[-1]
-        assert "No space left" in process.stderr
-        checkpoints = checkpoint.newest_first(disk / "run" / "checkpoints")
-        assert checkpoints and all(checkpoint.find_damage(path) is None for path in checkpoints)
-    finally:
-        subprocess.run(["umount", str(disk)])
 
 
 def test_a_run_can_be_moved(corpus, tmp_path, tiny):

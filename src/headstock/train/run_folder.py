@@ -268,7 +268,7 @@ class RunFolder:
 
     def save_tensors(self, file: Path, tensors: dict[str, Tensor], *, metadata: dict[str, str] | None = None) -> None:
         remove_stale(self.path)
-        with atomic_file(file) as temporary:
+        with atomic_file(file, in_folder=True) as temporary:
             write_tensors(temporary, tensors, metadata=metadata)
             # recorded before the rename: after a crash in between, the old weights are rejected
             self.write(MANIFEST, self.manifest() | {file.name: checksum(temporary)})

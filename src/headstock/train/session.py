@@ -15,7 +15,7 @@ import torch
 from headstock import __version__, config
 from headstock.data.tokenizer import open_tokenizer
 from headstock.errors import UserError, WorkError
-from headstock.io import check_inputs, check_replaceable, lock_folder, rank_and_size
+from headstock.io import check_inputs, check_replaceable, lock_folder, rank_and_size, remove_stale
 from headstock.train.distributed import DistributedContext, process_group
 from headstock.train.model_card import write_card
 from headstock.train.run_folder import LAYOUT, RunFolder
@@ -43,6 +43,8 @@ def open_session(out: str | Path, *, device: str, resume: bool, overwrite: bool)
     with locked_run(run):
         check_output_folder(run, resume=resume, overwrite=overwrite)
         resuming = resume and run.exists()
+        if resuming and rank_and_size()[0] == 0:
+            remove_stale(run.path)
         with process_group(device) as distributed:  # waits until every process has checked the folder
             yield Session(run, distributed, resuming)
 

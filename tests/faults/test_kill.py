@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import headstock
-from headstock.train import checkpoint
+from headstock.train import checkpoint, checkpoint_files
 from tests.faults import system_calls
 from tests.faults.harness import EVERY_STATE, amount, leftovers, outcome, pretrain_and_sync
 from tests.train.processes import BackgroundProcess
@@ -86,7 +86,7 @@ def test_fault_01_kill_9_inside_saves(corpus, tmp_path, uninterrupted, record, s
 def traced(corpus: Path, folder: Path, settings: dict[str, Any], kills: list[int], atomic: bool = True) -> None:
     """List the changes to files from the second save to the end of a run, and kill one run after each of `kills`."""
     if not atomic:
-        checkpoint.atomic_folder = in_place
+        checkpoint_files.atomic_folder = in_place
     calls = system_calls.trace(
         lambda: pretrain_and_sync(corpus, folder / "all", settings), folder / "all", since=".step-6."
     )

@@ -10,6 +10,7 @@ import headstock
 from headstock.errors import UserError
 from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig
 from headstock.model.model import Model
+from headstock.train.checkpoint_files import read_checkpoint_shapes, read_part
 from headstock.train.distributed import DistributedContext, init_distributed
 from headstock.train.evaluate import precision
 from headstock.train.execution import build_module, check_settings
@@ -18,7 +19,7 @@ from headstock.train.run_folder import RunFolder
 from headstock.train.settings import TrainSettings
 from headstock.train.sharding import shard_module
 from headstock.train.step import LossModule
-from headstock.train.tensors import read_tensors
+from headstock.train.tensors import find_damage, read_tensors
 from tests.commands import set_options
 from tests.conftest import TINY
 from tests.model.small import small_model
@@ -78,11 +79,34 @@ def test_sharded_processes_learn_what_one_does(one, two):
     assert max(differences.values()) < 1e-3, differences
 
 
-def test_checkpoints_contain_whole_tensors(one, two):
-    for part in ("model", "optimizer", "average"):
-        files = [run.checkpoints / "step-12" / f"{part}.safetensors" for run in (one, two)]
-        whole, sharded = ({name: tensor.shape for name, tensor in read_tensors(file).items()} for file in files)
-        assert whole == sharded
+def test_each_process_writes_its_own_shards(one, two):
+    whole, sharded = (run.checkpoints / "step-12" for run in (one, two))
+    assert read_checkpoint_shapes(sharded) == read_checkpoint_shapes(whole)
+    values = [sum(t.numel() for t in read_tensors(file).values()) for file in sharded.glob("*.safetensors")]
+    assert sum(values) == sum(shape.numel() for shape in read_checkpoint_shapes(whole).values())
+    assert len(values) == 2 and max(values) < 0.52 * sum(values)
+    assert find_damage(sharded) is None and set(json.loads((sharded / "manifest.json").read_text())) == {
+        path.name for path in sharded.iterdir() if path.name != "manifest.json"
+    }
+
+
+def test_a_sharded_checkpoint_can_be_used_as_a_run(two):
+    checkpoint = headstock.load(two.checkpoints / "step-12").run
+    final = two.weights()  # the averaged weights of the last step
+    assert all(torch.equal(tensor, final[name]) for name, tensor in checkpoint.weights().items())
+    assert checkpoint.shapes() == {name: tensor.shape for name, tensor in final.items()}
+
+
+def test_shards_that_do_not_fit_together_are_refused(tmp_path, two):
+    shutil.copytree(two.checkpoints / "step-12", tmp_path / "step-12")
+    shard = next((tmp_path / "step-12").glob("shard-00001-*"))
+    shard.rename(tmp_path / "lost")
+    with pytest.raises(UserError, match="whole tensor"):
+        read_part(tmp_path / "step-12", "model")
+    assert "shard-00001" in find_damage(tmp_path / "step-12")
+    shard.write_bytes(b"no tensors")
+    with pytest.raises(UserError, match="not a complete"):
+        read_part(tmp_path / "step-12", "model")
 
 
 @pytest.mark.parametrize("processes", [1, 4])

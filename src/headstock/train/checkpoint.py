@@ -5,26 +5,36 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
 from headstock.errors import WorkError
-from headstock.io import atomic_folder, checksum, remove_folder, remove_stale, write_json
+from headstock.io import remove_folder, remove_stale
 from headstock.model.model import Model
-from headstock.train.distributed import DistributedContext
+from headstock.train.checkpoint_files import (
+    PARTS,
+    PROGRESS,
+    load_checkpoint,
+    read_checkpoint_shapes,
+    read_part,
+    tensors_of,
+    write_checkpoint,
+    write_sharded_checkpoint,
+)
+from headstock.train.distributed import DistributedContext, timeout
 from headstock.train.optimizers import EMA
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import TrainSettings
-from headstock.train.sharding import full_tensor, full_tensors, shard_like, shard_tensors
-from headstock.train.tensors import MANIFEST, find_damage, read_tensors, write_tensors
+from headstock.train.sharding import full_tensors, is_dtensor, shard_tensors
+from headstock.train.tensors import find_damage
 
 logger = logging.getLogger(__name__)
-
-PARTS = ("model", "optimizer", "average")  # of a checkpoint, each a safetensors file
 
 # fields of the state as checkpoints of earlier versions name them
 FORMER_NAMES = {
@@ -76,18 +86,16 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> "Checkpoint":
-        files = {part: path / f"{part}.safetensors" for part in PARTS}
-        tensors = {part: read_tensors(file) if file.is_file() else {} for part, file in files.items()}
-        return cls(**tensors, state=json.loads((path / "progress.json").read_text()))
+        """The whole tensors, also of a sharded checkpoint."""
+        tensors = {part: read_part(path, part) for part in PARTS}
+        return cls(**tensors, state=json.loads((path / PROGRESS).read_text()))
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"{part}/{name}": tensor for part in PARTS for name, tensor in getattr(self, part).items()}
 
     def write(self, path: Path) -> None:
         """Write a folder atomically; the manifest is the last file."""
-        with atomic_folder(path) as folder:
-            for part in PARTS:
-                if tensors := getattr(self, part):
-                    write_tensors(folder / f"{part}.safetensors", tensors)
-            write_json(folder / "progress.json", self.state)
-            write_json(folder / MANIFEST, {file.name: checksum(file) for file in sorted(folder.iterdir())})
+        write_checkpoint(path, self.tensors(), self.state)
 
 
 @dataclass
@@ -131,6 +139,7 @@ class DiskCheckpointer(Checkpointer):
 
     run: RunFolder = field(kw_only=True)
     distributed: DistributedContext = field(kw_only=True)
+    group: Any = None  # of the processes that write shards; None: rank 0 writes whole tensors
 
     def newest(self) -> Path | None:
         return newest_valid(self.run.checkpoints)
@@ -141,29 +150,38 @@ class DiskCheckpointer(Checkpointer):
     def resume(self) -> TrainState:
         state, path = TrainState(), self.newest()
         if path is not None:
-            checkpoint = Checkpoint.read(path)
-            self.restore(checkpoint)
+            values = json.loads((path / PROGRESS).read_text())
+            self.restore(path, values)
             logger.info(f"resuming from {path}")
-            log_changed_environment(checkpoint.state.get("environment", {}), environment(self.distributed))
-            state = TrainState.from_dict(checkpoint.state)
+            log_changed_environment(values.get("environment", {}), environment(self.distributed))
+            state = TrainState.from_dict(values)
         if self.distributed.is_main and (damaged := self.run.rewind_metrics(state.step)):
             logger.warning(f"{self.run.metrics}: {damaged} damaged lines were removed")
         return state
 
     def save(self, state: TrainState) -> None:
-        checkpoint = self.capture(state)  # gathers sharded tensors, for which every process is needed
-        if self.distributed.is_main:
-            folder = self.run.checkpoints
-            try:
-                checkpoint.write(folder / f"step-{state.step}")
-                keep, every = self.settings.keep, self.settings.keep_every
-                prune(folder, written=state.step, keep=keep, best=state.best_step, keep_every=every)
-            except OSError as error:
-                newest = self.newest()
-                last = f"the last good one is {newest}" if newest else "there is none before it"
-                reason = f"{error.filename or folder}: {error.strerror or error}"
-                raise WorkError(f"step {state.step}: the checkpoint could not be written ({reason}); {last}") from error
+        checkpoint = self.capture(state)
+        if self.group is None and any(map(is_dtensor, checkpoint.model.values())):
+            # of its own, on the CPU: the gradients' group may be on GPUs
+            self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout()))
+        self.write(checkpoint, state.step, state.best_step)
         self.distributed.barrier()
+
+    def write(self, checkpoint: Checkpoint, step: int, best: int | None) -> None:
+        folder = self.run.checkpoints
+        try:
+            if self.group is not None:
+                write_sharded_checkpoint(folder / f"step-{step}", checkpoint.tensors(), checkpoint.state, self.group)
+            elif self.distributed.is_main:
+                checkpoint.write(folder / f"step-{step}")
+            if self.distributed.is_main:
+                keep, every = self.settings.keep, self.settings.keep_every
+                prune(folder, written=step, keep=keep, best=best, keep_every=every)
+        except OSError as error:
+            newest = self.newest()
+            last = f"the last good one is {newest}" if newest else "there is none before it"
+            reason = f"{error.filename or folder}: {error.strerror or error}"
+            raise WorkError(f"step {step}: the checkpoint could not be written ({reason}); {last}") from error
 
     def finish(self, state: TrainState) -> None:
         best = self.run.checkpoints / f"step-{state.best_step}"
@@ -172,8 +190,7 @@ class DiskCheckpointer(Checkpointer):
                 logger.warning(f"{best} is damaged ({damage}): keeping the weights of the last step instead")
                 state.best_step = state.step
             else:
-                checkpoint = Checkpoint.read(best)
-                self.best = checkpoint.average or checkpoint.model
+                self.best = read_part(best, "average") or read_part(best, "model")
         super().finish(state)
         weights = full_tensors(self.model.tensors())
         if self.distributed.is_main:
@@ -181,36 +198,33 @@ class DiskCheckpointer(Checkpointer):
         self.distributed.barrier()
 
     def capture(self, state: TrainState) -> Checkpoint:
+        """The state of now, in the tensors that training goes on to change."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         moments = {
-            f"{names[id(parameter)]}/{key}": full_tensor(value)
+            f"{names[id(parameter)]}/{key}": value
             for optimizer in self.optimizers
             for parameter, values in optimizer.state.items()
             for key, value in values.items()
         }
         steps = 0 if self.ema is None else self.ema.steps
         values = asdict(state) | {"environment": environment(self.distributed), "average_steps": steps}
-        average = {} if self.ema is None else full_tensors(self.ema.tensors)
-        return Checkpoint(full_tensors(self.model.tensors()), moments, average, values)
+        return Checkpoint(self.model.tensors(), moments, {} if self.ema is None else self.ema.tensors, values)
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        self.model.load_tensors(shard_tensors(checkpoint.model, self.model.tensors()), source="the checkpoint")
-        states: dict[str, dict[str, Tensor]] = {}
-        for path, value in checkpoint.optimizer.items():
-            name, _, key = path.rpartition("/")
-            states.setdefault(name, {})[key] = value
-        for name, parameter in self.model.named_parameters():
-            for optimizer in self.optimizers:
-                if name in states and any(parameter is p for group in optimizer.param_groups for p in group["params"]):
-                    values = {key: value.to(parameter.device) for key, value in states[name].items()}
-                    # all but the step count have the shape of the parameter
-                    optimizer.state[parameter] = {
-                        key: shard_like(value, parameter) if value.dim() else value for key, value in values.items()
-                    }
+    def restore(self, path: Path, values: Mapping[str, Any]) -> None:
+        shapes = read_checkpoint_shapes(path)
+        self.model.check_shapes(tensors_of("model", shapes), source=str(path))
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        trained = {names[id(p)]: (p, o) for o in self.optimizers for group in o.param_groups for p in group["params"]}
+        for moment, shape in tensors_of("optimizer", shapes).items():
+            name, _, key = moment.rpartition("/")
+            if name in trained:
+                parameter, optimizer = trained[name]
+                # all but the step count have the shape of the parameter
+                value = torch.zeros_like(parameter) if shape else torch.zeros((), device=parameter.device)
+                optimizer.state[parameter][key] = value
         if self.ema is not None:
-            self.ema.steps = checkpoint.state["average_steps"]
-            for name, tensor in shard_tensors(checkpoint.average, self.ema.tensors).items():
-                self.ema.tensors[name].copy_(tensor)
+            self.ema.steps = values["average_steps"]
+        load_checkpoint(path, self.capture(TrainState()).tensors())
 
 
 def newest_first(folder: Path) -> list[Path]:

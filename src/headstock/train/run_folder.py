@@ -28,11 +28,11 @@ from headstock.io import (
 )
 from headstock.model.lora import LoRAConfig, is_adapter, replace_adapter
 from headstock.tasks.calibration import Calibration
+from headstock.train.checkpoint_files import PROGRESS, is_sharded, read_checkpoint_shapes, read_part, tensors_of
 from headstock.train.tensors import MANIFEST, check_finite, find_damage, read_shapes, read_tensors, write_tensors
 
 SECTIONS = {"model", "task", "data", "train"}  # of every run's config.json
 FILES = ("config", "data", "tokenizer", "source_tokenizer", "results", "manifest", "calibration")
-PROGRESS = "progress.json"  # the training state of a checkpoint
 STEP = "step-"  # followed by the number of the step: the folder of a checkpoint
 CHECKPOINTS: FolderLayout = {f"{STEP}*": {"*.safetensors": None, PROGRESS: None, MANIFEST: None}}
 # everything that a run folder may contain: a folder with anything else in it is not replaced
@@ -386,7 +386,12 @@ class CheckpointRunFolder(RunFolder):
 
     @property
     def weights_file(self) -> Path:
-        """The averaged weights if the run has them, because they become the final ones."""
+        """The averaged weights if the run has them, because they become the final ones.
+
+        Of a sharded checkpoint, the manifest: it has the hash of every shard.
+        """
+        if is_sharded(self.path):
+            return self.path / MANIFEST
         averaged = self.path / "average.safetensors"
         return averaged if averaged.is_file() else self.path / "model.safetensors"
 
@@ -399,7 +404,7 @@ class CheckpointRunFolder(RunFolder):
     def weights(self, *, checked: bool = False) -> dict[str, Tensor]:
         if not checked:
             self.verify_checkpoint()
-        own = read_tensors(self.weights_file)
+        own = read_part(self.path, "average") or read_part(self.path, "model")
         check_finite(own, source=str(self.weights_file))
         if self.has_backbone:
             return own
@@ -410,7 +415,8 @@ class CheckpointRunFolder(RunFolder):
 
     def shapes(self) -> dict[str, Size]:
         self.verify_checkpoint()
-        own = read_shapes(self.weights_file)
+        shapes = read_checkpoint_shapes(self.path)
+        own = tensors_of("average", shapes) or tensors_of("model", shapes)
         if self.has_backbone:
             return own
         return self.run.shapes() | {name: shape for name, shape in own.items() if not is_adapter(name)}

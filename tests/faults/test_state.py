@@ -4,8 +4,11 @@ This is the control of fault 1: every piece that a checkpoint restores matters, 
 """
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -15,8 +18,10 @@ import torch
 
 import headstock
 from headstock.model.backbones.transformer import Transformer
+from headstock.tasks.causal import CausalLM
 from headstock.train.budget import Budget, ValidationBudget
 from headstock.train.checkpoint import Checkpoint, TrainState, newest_first, step_of
+from headstock.train.distributed import Interrupted
 from headstock.train.settings import TrainSettings
 from headstock.train.step import LossModule, TrainingStep
 from tests.faults.harness import EVERY_STATE, outcome
@@ -33,6 +38,7 @@ class Scenario:
     step: int
     patch: Callable[[pytest.MonkeyPatch], None] | None = None  # of the run
     resumed_patch: bool = True  # whether the patch also holds for the resume
+    stops: bool = False  # whether the patch interrupts the run
     change: dict[str, Any] = field(default_factory=dict)  # of the checkpoint's state before the resume
 
 
@@ -46,6 +52,18 @@ def limit_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         return forward(self, batch, *args, **kwargs)
 
     monkeypatch.setattr(Transformer, "forward", limited)
+
+
+def stop_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal arrives in the first validation."""
+    losses = CausalLM.losses
+
+    def with_signal(self, model, batch, **options):
+        if not model.training:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return losses(self, model, batch, **options)
+
+    monkeypatch.setattr(CausalLM, "losses", with_signal)
 
 
 def spike_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +90,7 @@ SCENARIOS = {
     "end": Scenario(WINDOWS, 9),
     "best": Scenario(BEST, 6),
     "memory": Scenario(WINDOWS, 6, limit_memory, resumed_patch=False),
+    "validation": Scenario(WINDOWS, 5, stop_validation, resumed_patch=False, stops=True),
     "spikes": Scenario(WINDOWS | {"steps": 44, "checkpoint_every": 40, "validate_every": 44}, 40, spike_twice),
     "minutes": Scenario(
         WINDOWS | {"steps": None, "minutes": 0.01}, -1, change={"seconds_per_valid_example": 1.0, "valid_examples": 9}
@@ -132,6 +151,7 @@ PIECES: dict[str, tuple[str, Callable[[Checkpoint], None]]] = {
     "best_step": ("best", forget("best_step")),
     "validations_since_best": ("best", forget("validations_since_best")),
     "micro_batch": ("memory", forget("micro_batch")),
+    "validation_due": ("validation", forget("validation_due")),
     "valid_examples": ("minutes", forget("valid_examples")),
     "seconds_per_valid_example": ("minutes", forget("seconds_per_valid_example")),
 }
@@ -147,17 +167,19 @@ def interrupted(corpus, tmp_path_factory):
     def of(name: str) -> tuple[Path, dict[str, Any]]:
         if name not in runs:
             scenario, out = SCENARIOS[name], tmp_path_factory.mktemp(name) / "run"
-            with pytest.MonkeyPatch.context() as patch:
+            if scenario.stops:
+                headstock.pretrain(corpus, out=out.with_name("whole"), settings=scenario.settings)
+            with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted) if scenario.stops else nullcontext():
                 if scenario.patch:
                     scenario.patch(patch)
                 headstock.pretrain(corpus, out=out, settings=scenario.settings)
-            expected = outcome(out)
+            expected = outcome(out.with_name("whole") if scenario.stops else out)
             last = step_of(newest_first(out / "checkpoints")[0])
             for path in newest_first(out / "checkpoints"):
                 if scenario.step >= 0 and step_of(path) > scenario.step:
                     shutil.rmtree(path)
             for file in ("model.safetensors", "results.json", "README.md"):
-                (out / file).unlink()
+                (out / file).unlink(missing_ok=True)
             if scenario.change:
                 edit_newest(out, lambda checkpoint: checkpoint.state.update(scenario.change))
                 expected = resumed(corpus, out, out.with_name("expected"), scenario)

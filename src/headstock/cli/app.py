@@ -12,6 +12,7 @@ from headstock import cli
 from headstock.cli.command import Common, app, fail, is_printing
 from headstock.cli.terminal import discard, set_up, write_out, writing
 from headstock.errors import HeadstockError, did_you_mean
+from headstock.signals import exit_process
 
 # newer versions of typer contain their own copy of click; the base of its parameter error tells which is in use
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -37,19 +38,23 @@ def main() -> None:
     # measurable. The variable is read when torch is imported.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    set_up()
-    find_verbs()
-    if sys.argv[1:] in ([], ["--help"], ["-h"]):
-        app.rich_markup_mode = None  # importing rich would double the time that the help takes
     try:
+        set_up()
+        find_verbs()
+        if sys.argv[1:] in ([], ["--help"], ["-h"]):
+            app.rich_markup_mode = None  # importing rich would double the time that the help takes
         with writing():  # for the help; verbs handle their own output
             code = run()
+    except SystemExit as left:  # of a verb
+        code = left.code
+    except KeyboardInterrupt:
+        code = fail("interrupted", 130, Common())
     except HeadstockError as error:
         code = fail(str(error), error.exit_code, Common())
     except BrokenPipeError:
         discard(sys.stdout)
         code = 0
-    sys.exit(code)
+    exit_process(code)
 
 
 def run() -> Any:

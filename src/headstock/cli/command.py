@@ -32,6 +32,7 @@ from headstock.cli.terminal import discard, takes_unicode, wrapped, write_error,
 from headstock.errors import HeadstockError, UserError
 from headstock.io import finite
 from headstock.logs import log_level, messages_to
+from headstock.signals import signal_of, sigterm_raises
 
 # verbs per section of `headstock --help`, filled by the decorator; the demo is what a newcomer should see first
 SECTIONS: dict[str, list[str]] = {
@@ -267,14 +268,14 @@ def attempt(work: Callable[[], Any], common: Common) -> int:
     """Run a verb; returns its exit code: 0 done, 1 failed while working, 2 the user's input was wrong."""
     try:
         level = logging.INFO if common.prints and not common.quiet else logging.WARNING
-        with messages_to(common.log), log_level(level):
+        with messages_to(common.log), log_level(level), sigterm_raises():
             result = work()
         if common.json and common.prints:
             write_out(to_json(result if result is not None else {}))
     except HeadstockError as error:
         return fail(str(error), error.exit_code, replace(common, prints=common.prints or error.from_any_rank))
-    except KeyboardInterrupt:
-        return fail("interrupted", 130, common)
+    except KeyboardInterrupt as stop:
+        return fail("interrupted", 128 + signal_of(stop), common)
     except BrokenPipeError:  # the reader of our output has exited
         for stream in (sys.stdout, sys.stderr):
             discard(stream)

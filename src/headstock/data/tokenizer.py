@@ -26,6 +26,7 @@ from headstock.data.tokenizer_training import MAX_VOCABULARY, TokenizerSettings,
 from headstock.data.words import word_tables
 from headstock.errors import UserError, WorkError, suggest_path
 from headstock.io import write_text
+from headstock.signals import interruptible
 
 LONG_TEXT = 1 << 18  # characters; longer texts are encoded in parts, so that memory does not grow with their length
 BATCH_CHARACTERS = 1 << 20  # given to the library at once
@@ -222,7 +223,8 @@ def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokeni
         return open_tokenizer(Path(settings.file))
     try:
         with rust_errors():
-            return Tokenizer(TokenizersBackend(train_library_tokenizer(texts, settings)))
+            library = interruptible(lambda: train_library_tokenizer(texts, settings))
+            return Tokenizer(TokenizersBackend(library))
     except RuntimeError as error:
         raise WorkError(f"no tokenizer could be trained on this text: {error}") from None
 

@@ -6,7 +6,6 @@ Starting the same command several times, for example once per GPU, divides the t
 import json
 import logging
 import platform
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from headstock.errors import UserError
 from headstock.io import remove_stale, try_lock, write_json
 from headstock.logs import muted
+from headstock.signals import signal_of
 from headstock.train.distributed import Interrupted
 
 logger = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ def explain_interruption(saved: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except (Interrupted, KeyboardInterrupt) as stop:
-        signal_number = stop.exit_code - 128 if isinstance(stop, Interrupted) else signal.SIGINT
+        signal_number = stop.exit_code - 128 if isinstance(stop, Interrupted) else signal_of(stop)
         raise Interrupted(f"stopped; {saved()}; repeat the command to continue", signal_number) from None
 
 

@@ -66,6 +66,7 @@ class TrainState:
     seconds_per_valid_example: float | None = None  # of the first validation
     spikes: int = 0  # steps whose loss or gradient norm was far above those before
     micro_batch: int | None = None  # examples per micro-batch and process in the last step; None: all
+    validation_due: bool = False  # a signal stopped the validation after the last step
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "TrainState":

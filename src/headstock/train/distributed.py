@@ -170,6 +170,10 @@ class Interruption:
             signal.raise_signal(number)
         self.received = number
 
+    def stops_validation(self) -> bool:
+        """Whether to stop in the middle of a validation; several processes would have to agree, so they finish it."""
+        return self.received is not None and self.distributed.size == 1
+
     def agreed(self) -> int | None:
         """A signal that any process received, known to all of them at the same step."""
         if self.distributed.size == 1:

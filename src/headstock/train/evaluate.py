@@ -36,6 +36,10 @@ BatchSums = list[tuple[dict[str, float], dict[str, int], int]]  # per batch: sum
 Result = TypeVar("Result")
 
 
+class EvaluationStopped(Exception):
+    """The caller of an evaluation asked to stop it."""
+
+
 @contextmanager
 def precision(device: torch.device, dtype: str) -> Iterator[None]:
     """Autocast to bfloat16 on CUDA, float32 elsewhere, unless `dtype` says otherwise.
@@ -66,12 +70,14 @@ def evaluate(
     losses: Callable[[Batch], dict[str, Tensor]] | None = None,
     batch_sums: BatchSums | None = None,
     unknown: UnknownTokens | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, float]:
     """The task's metrics over all examples, or over `max_examples` of them evenly spaced.
 
     `size` is the text of all examples in bytes. `unknown` describes its unknown tokens; if it is None and there are
     some, bits per byte are left out. `losses` computes the losses of a batch instead of the task, for a sharded model.
-    The sums of each batch of this process are appended to `batch_sums`, for `bootstrap_intervals`.
+    The sums of each batch of this process are appended to `batch_sums`, for `bootstrap_intervals`. If `stop` returns
+    True after a batch, EvaluationStopped is raised.
     """
     indices: Sequence[int] = range(len(examples))
     if max_examples is not None and max_examples < len(examples):
@@ -98,6 +104,8 @@ def evaluate(
         if batch_sums is not None:
             summed = {head: float(loss) for head, loss in batch_losses.items()}
             batch_sums.append((summed, batch_counts, len(batch_indices)))
+        if stop():
+            raise EvaluationStopped
     model.train(was_training)
     names, heads = sorted(sums), sorted(counts)
     totals = distributed.all_reduce([*(float(sums[name]) for name in names), *(float(counts[head]) for head in heads)])
@@ -187,25 +195,30 @@ class Validator:
     clock: Callable[[], float]
     module: nn.Module | None = None  # from batch to losses, where the model is sharded
 
-    def __call__(self, state: TrainState) -> None:
+    def __call__(self, state: TrainState, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Returns whether the validation is complete: if `stop` returns True meanwhile, the state does not change."""
         began = self.clock() if state.seconds_per_valid_example is None else 0.0
         max_examples = self.budget.examples(state, on_cpu=self.distributed.device.type == "cpu")
         examples = self.task.examples(self.data, length=self.budget.length)
-        with swapped_weights(self.model, None if self.ema is None else self.ema.tensors):
-            state.valid = evaluate(
-                self.model,
-                self.task,
-                examples,
-                distributed=self.distributed,
-                batch_size=state.micro_batch or self.settings.batch // self.distributed.size,
-                max_examples=max_examples,
-                size=getattr(self.data, "bytes", 0),  # of plain text
-                unknown=getattr(self.data, "unknown", None),
-                dtype=self.settings.dtype,
-                losses=self.module,
-            )
-            if self.module is not None:
-                reshard(self.module)
+        try:
+            with swapped_weights(self.model, None if self.ema is None else self.ema.tensors):
+                state.valid = evaluate(
+                    self.model,
+                    self.task,
+                    examples,
+                    distributed=self.distributed,
+                    batch_size=state.micro_batch or self.settings.batch // self.distributed.size,
+                    max_examples=max_examples,
+                    size=getattr(self.data, "bytes", 0),  # of plain text
+                    unknown=getattr(self.data, "unknown", None),
+                    dtype=self.settings.dtype,
+                    losses=self.module,
+                    stop=stop,
+                )
+                if self.module is not None:
+                    reshard(self.module)
+        except EvaluationStopped:
+            return False
         score = self.task.selection_score(state.valid)
         state.validations_since_best += 1
         if score < state.best_score:
@@ -213,6 +226,7 @@ class Validator:
         if state.seconds_per_valid_example is None:
             state.valid_examples = min(max_examples, len(examples))
             state.seconds_per_valid_example = (self.clock() - began) / max(1, state.valid_examples)
+        return True
 
 
 @contextmanager

@@ -78,35 +78,37 @@ def train(
 
     prefetcher = Prefetcher(loader.stream(lambda: step.size), size=StepLoader.PREFETCHED)
     with Interruption(distributed) as interruption, prefetcher:
-        while milestones.done < 1.0 and not out_of_patience(state, settings):
-            if settings.unfreeze:
-                unfreeze_layers(model, state.step / sampler.steps_per_epoch / settings.unfreeze)
-            if not model.training:  # a callback has used it; `train()` visits every module, which is slow
-                model.train()
+        while state.validation_due or (milestones.done < 1.0 and not out_of_patience(state, settings)):
             lr = settings.lr * lr_factor(budget.midpoint(state.step, state.seconds), settings)
-            result = step(state.step, next(prefetcher), lr)
-            if ema is not None:
-                ema.update()
-            state.step += 1
-            state.tokens += result.tokens
-            state.micro_batch = step.size
-            train_metrics.add(result.metrics.sums, result.metrics.counts)
-            meter.add(state.step, result.loss, result.gradient_norm, result.tokens)
-            state.spikes = spikes.count if spikes else 0
-            state.seconds = clock()
-            milestones.advance(state)
-            emit(callbacks, event("step", lr=lr))
+            if not state.validation_due:  # otherwise the run was stopped after the step and before its validation
+                if settings.unfreeze:
+                    unfreeze_layers(model, state.step / sampler.steps_per_epoch / settings.unfreeze)
+                if not model.training:  # a callback has used it; `train()` visits every module, which is slow
+                    model.train()
+                result = step(state.step, next(prefetcher), lr)
+                if ema is not None:
+                    ema.update()
+                state.step += 1
+                state.tokens += result.tokens
+                state.micro_batch = step.size
+                train_metrics.add(result.metrics.sums, result.metrics.counts)
+                meter.add(state.step, result.loss, result.gradient_norm, result.tokens)
+                state.spikes = spikes.count if spikes else 0
+                state.seconds = clock()
+                milestones.advance(state)
+                emit(callbacks, event("step", lr=lr))
 
-            if milestones.due(settings.log_every, LOG_LINES):
-                meter.flush()
-                state.loss = meter.mean()
-                gradient_norm, speed = float(result.gradient_norm), meter.tokens_per_second()
-                emit(callbacks, event("log", lr=lr, gradient_norm=gradient_norm, tokens_per_second=speed))
-                meter.reset()
+                if milestones.due(settings.log_every, LOG_LINES):
+                    meter.flush()
+                    state.loss = meter.mean()
+                    gradient_norm, speed = float(result.gradient_norm), meter.tokens_per_second()
+                    emit(callbacks, event("log", lr=lr, gradient_norm=gradient_norm, tokens_per_second=speed))
+                    meter.reset()
+                state.validation_due = milestones.due(settings.validate_every, validation_budget.count(state))
             with meter.pause(state):
-                if milestones.due(settings.validate_every, validation_budget.count(state)):
+                if state.validation_due and validate(state, stop=interruption.stops_validation):
+                    state.validation_due = False
                     state.train = train_metrics.score(task, distributed)
-                    validate(state)
                     if not math.isfinite(state.valid.get("loss", 0.0)):
                         diverged(state.step, what="the validation loss")
                     state.seconds = clock()

@@ -1,10 +1,14 @@
 """Errors meant for the user. Any other exception that escapes is a bug in Headstock."""
 
 import difflib
+import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
+MAX_MESSAGE = 8000  # characters of an error, which may quote a file
+# what could rewrite a terminal or reverse a line: control characters but \n and \t, and overrides of the direction
+CONTROLS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 MIN_SIMILARITY = 0.75  # of two file stems, for one to be suggested in place of the other
 
 
@@ -13,6 +17,11 @@ class HeadstockError(Exception):
 
     exit_code = 1
     from_any_rank = False  # True: every process prints it, not only rank 0
+
+    def __init__(self, message: object = ""):
+        text = printable(str(message))
+        more = len(text) - MAX_MESSAGE
+        super().__init__(text if more <= 0 else f"{text[:MAX_MESSAGE]} ... ({more:,} more characters)")
 
 
 class WorkError(HeadstockError):
@@ -42,6 +51,11 @@ class ConfigError(UserError):
         self.problems = list(problems)
         lines = [f"{path}: {problem}" for path, problem in self.problems]
         super().__init__(lines[0] if len(lines) == 1 else "\n  ".join([f"{len(lines)} invalid settings:", *lines]))
+
+
+def printable(text: str) -> str:
+    """Text with control characters escaped as in JSON, so that what a file contains cannot control the terminal."""
+    return CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:

@@ -28,7 +28,7 @@ from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from headstock.cli.terminal import discard, takes_unicode, wrapped, write_error, write_out, writing
+from headstock.cli.terminal import PrintableCells, discard, takes_unicode, wrapped, write_error, write_out, writing
 from headstock.errors import HeadstockError, UserError
 from headstock.io import finite
 from headstock.logs import log_level, messages_to
@@ -94,7 +94,7 @@ class Common:
             from rich.console import Console
 
             with writing():
-                Console(highlight=False).print(result)
+                Console(highlight=False).print(PrintableCells(result))
 
     def show_prose(self, result: Any) -> None:
         """Print a result; text is wrapped to the width of a terminal."""

@@ -187,6 +187,7 @@ def training_text(
 
 def tables(reports: "list[QualityReport]") -> list[Any]:
     """One row per set; cells are the measure and half the width of its interval."""
+    from rich.markup import escape
     from rich.table import Table
 
     result = []
@@ -200,7 +201,7 @@ def tables(reports: "list[QualityReport]") -> list[Any]:
             table.add_column(name, justify="right")
         for report in reports:
             table.add_row(
-                report.name,
+                escape(report.name),
                 *(cell(report.measures.get(key), factor, decimals) for key, factor, decimals in used.values()),
             )
         result.append(table)

@@ -7,9 +7,9 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TextIO
+from typing import Any, TextIO
 
-from headstock.errors import WorkError
+from headstock.errors import WorkError, printable
 
 ERROR_HANDLER = "headstock.ascii"
 ASCII = {"…": "...", "–": "-", "—": "-", "−": "-", "‘": "'", "’": "'", "“": '"', "”": '"', "→": "->", "×": "x"}
@@ -51,9 +51,26 @@ def _ascii(character: str) -> str:
 
 
 def write_out(text: str, *, end: str = "\n") -> None:
-    """Write to standard output. Raises WorkError on failure, BrokenPipeError if the reader has exited."""
+    """Write to standard output. Raises WorkError on failure, BrokenPipeError if the reader has exited.
+
+    Control characters in texts and labels reach files and pipes, but not a terminal.
+    """
     with writing():
-        print(text, end=end, flush=True)
+        is_terminal = sys.stdout is not None and sys.stdout.isatty()
+        print(printable(text) if is_terminal else text, end=end, flush=True)
+
+
+class PrintableCells:
+    """A table or other renderable of rich with the control characters in its text escaped."""
+
+    def __init__(self, content: Any):
+        self.content = content
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.segment import Segment
+
+        for segment in console.render(self.content, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
 @contextmanager
@@ -71,7 +88,7 @@ def writing() -> Iterator[None]:
 def write_error(text: str) -> None:
     """Write to standard error; a failure is ignored, since it cannot be reported."""
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
     except OSError:
         discard(sys.stderr)
 

@@ -20,13 +20,20 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+def escape(text: str) -> str:
+    """A name from a user's file as a cell, in which [brackets] are no markup."""
+    from rich.markup import escape
+
+    return escape(text)
+
+
 def make_table(title: str, columns: dict[str, bool]) -> "Table":
     """An empty table; `columns` says which are right-aligned."""
     from rich.table import Table
 
-    table = Table(title=title)
+    table = Table(title=escape(title))
     for name, is_right in columns.items():
-        table.add_column(name, justify="right" if is_right else "left")
+        table.add_column(escape(name), justify="right" if is_right else "left")
     return table
 
 
@@ -48,7 +55,7 @@ def comparison_table(results: dict[str, Any]) -> "Table":
     for arm in results["arms"]:
         rows = sorted((row for row in results["summary"] if row["arm"] == arm["name"]), key=lambda row: row["labels"])
         cells = (score_cell(metric, row["score"], row, is_best=row["score"] == best[row["labels"]]) for row in rows)
-        table.add_row(arm_label(arm["name"]), *(cell.replace("%", "") for cell in cells))
+        table.add_row(escape(arm_label(arm["name"])), *(cell.replace("%", "") for cell in cells))
     if metric == "accuracy" and (majority := results.get("majority")):
         table.add_row("(majority class)", *[f"{100 * majority['accuracy']:.1f}"] * len(counts))
     return table
@@ -64,7 +71,7 @@ def slice_table(results: dict[str, Any], part: dict[str, Any]) -> "Table":
     for group in part["groups"]:
         best = (max if is_score(metric) else min)(row["score"] for row in group["arms"])
         cells = (score_cell(metric, row["score"], row, is_best=row["score"] == best) for row in group["arms"])
-        table.add_row(group["value"], f"{group['rows']:,}", *(cell.replace("%", "") for cell in cells))
+        table.add_row(escape(group["value"]), f"{group['rows']:,}", *(cell.replace("%", "") for cell in cells))
     return table
 
 
@@ -74,7 +81,7 @@ def runs_table(runs: list[dict[str, Any]]) -> "Table":
     table = make_table("pretrained runs", {"run": False, "objective": False} | dict.fromkeys(numbers, True))
     for run in runs:
         table.add_row(
-            run_title(run["run"]),
+            escape(run_title(run["run"])),
             run["objective"] or "",
             *(compact_number(run[name]) for name in ("parameters", "tokens", "tokens_per_second")),
             *(f"{run[name]:,.3f}" if run[name] else "" for name in ("perplexity", "bits_per_byte")),
@@ -92,7 +99,7 @@ def sweep_table(results: dict[str, Any]) -> "Table":
         title = f"{results['points_are']}: {title}"
     table = make_table(title, columns)
     for rank, row in enumerate(results["points"], 1):
-        values = (format_value(row["settings"][key]) for key in settings)
+        values = (escape(format_value(row["settings"][key])) for key in settings)
         score = score_cell(metric, row["mean"], row, is_best=rank == 1)
         table.add_row(str(rank), *values, score, gap_to_best(results, row), f"{row['seconds']:.1f} s")
     return table

@@ -15,6 +15,7 @@ from headstock.errors import ConfigError, UserError, did_you_mean
 
 Settings = TypeVar("Settings")
 Problems = list[tuple[str, str]]
+QUOTED_CHARACTERS = 200  # of a value in an error message
 SECTIONS = ("model", "task", "data", "tokenizer", "train", "transfer")  # of a run's config
 
 
@@ -30,7 +31,7 @@ def from_dict(cls: type[Settings], data: dict[str, Any], *, prefix: str = "") ->
 def collect_problems(cls: type[Settings], data: dict[str, Any], prefix: str, problems: Problems) -> Any:
     """Like `from_dict`, but appends to `problems`, so that several sections can be validated together."""
     if not isinstance(data, dict):
-        problems.append((prefix, f"must be a table of settings, not {data!r}"))
+        problems.append((prefix, f"must be a table of settings, not {quote(data)}"))
         return None
     hints = typing.get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
@@ -65,11 +66,11 @@ def _convert(hint: Any, raw: Any, path: str, problems: Problems) -> Any:
         if raw not in arguments:
             names = [name for name in arguments if isinstance(name, str)]
             suggestion = did_you_mean(raw, names) if isinstance(raw, str) else ""
-            problems.append((path, f"must be one of {', '.join(map(repr, arguments))}, not {raw!r}{suggestion}"))
+            problems.append((path, f"must be one of {', '.join(map(repr, arguments))}, not {quote(raw)}{suggestion}"))
         return raw
     if origin is tuple:
         if not isinstance(raw, (list, tuple)):
-            problems.append((path, f"must be a list, not {raw!r}"))
+            problems.append((path, f"must be a list, not {quote(raw)}"))
             return raw
         return tuple(_convert(arguments[0], item, f"{path}[{i}]", problems) for i, item in enumerate(raw))
     types = arguments if isinstance(hint, UnionType) or origin is typing.Union else (hint,)
@@ -80,10 +81,16 @@ def _convert(hint: Any, raw: Any, path: str, problems: Problems) -> Any:
         return float(raw)
     if hint is not Any and type(raw) not in types:
         expected = " or ".join("nothing" if kind is NoneType else kind.__name__ for kind in types)
-        problems.append((path, f"must be {expected}, not {raw!r}"))
+        problems.append((path, f"must be {expected}, not {quote(raw)}"))
     elif isinstance(raw, float) and not math.isfinite(raw):
         problems.append((path, f"must be a finite number, not {raw}"))
     return raw
+
+
+def quote(value: Any) -> str:
+    """A value in an error message, shortened if it is long."""
+    text = repr(value)
+    return text if len(text) <= QUOTED_CHARACTERS else f"{text[:QUOTED_CHARACTERS]}..."
 
 
 def added(default: Any) -> Any:
@@ -128,7 +135,7 @@ def read_settings(path: Path, *, tables: Sequence[str] = ()) -> dict[str, Any]:
         raise UserError(f"{path}: expected a table of settings, found {type(data).__name__}")
     for name in tables:
         if not isinstance(data.get(name, {}), dict):
-            raise UserError(f"{path}: {name}: must be a table of settings, not {data[name]!r}")
+            raise UserError(f"{path}: {name}: must be a table of settings, not {quote(data[name])}")
     return data
 
 

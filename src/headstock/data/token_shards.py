@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from headstock.config import malformed_as_user_error
 from headstock.errors import UserError
 from headstock.io import checksum, checksum_mismatch, fingerprint
 
@@ -87,10 +88,14 @@ class TokenStore:
 
     def __init__(self, folder: Path, split: str):
         self.folder, self.split = folder, split
-        index = read_index(folder)
+        with malformed_as_user_error(folder / INDEX, "a token store"):
+            self._open(read_index(folder))
+
+    def _open(self, index: dict[str, Any]) -> None:
+        split = self.split
         self.eos: int = index["end"]
         self.sep: int | None = index.get("separator")  # between sentences, if they are separated
-        self.sources: list[str] = index["sources"]
+        self.sources: list[str] = [str(name) for name in list(index["sources"])]
         counts = index[split]
         self.tokens, self.documents, self.bytes = counts["tokens"], counts["documents"], counts["bytes"]
         self.sentences = counts.get("sentences")
@@ -101,6 +106,8 @@ class TokenStore:
         self._bounds = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])  # where shards start, and the end
         self.offsets = self._map(f"{split}-offsets.bin", np.dtype("<i8"), self.documents + 1)
         self._locations = self._map(f"{split}-places.bin", LOCATION, self.documents)
+        if self._bounds[-1] != self.tokens or self.offsets[0] != 0 or self.offsets[-1] != self.tokens:
+            raise ValueError(f"its shards and documents do not have {self.tokens} tokens")
 
     def __reduce__(self) -> Any:  # a worker process maps the files itself
         return TokenStore, (self.folder, self.split)
@@ -165,7 +172,10 @@ class TokenStore:
 
     def location(self, i: int) -> str:
         """The source of a document, as `file:line`."""
-        return f"{self.sources[self._locations['file'][i]]}:{self._locations['line'][i]}"
+        number = int(self._locations["file"][i])
+        if not 0 <= number < len(self.sources):
+            raise UserError(f"{self.folder / INDEX}: names {len(self.sources)} sources, but not number {number}")
+        return f"{self.sources[number]}:{self._locations['line'][i]}"
 
 
 class SplitWriter:

@@ -5,7 +5,6 @@ never produce and decoding skips.
 """
 
 import base64
-import binascii
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -267,7 +266,7 @@ def sentencepiece_from_json(value: dict[str, Any], name: str) -> SentencePieceBa
         if "unk" not in special_ids or not all(0 <= i < len(pieces) for i in special_ids.values()):
             raise ValueError("its special tokens are not among its pieces")
         return SentencePieceBackend(pieces, special_ids, model, kind=str(value["kind"]))
-    except (KeyError, TypeError, ValueError, AttributeError, binascii.Error, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
         raise UserError(f"{name}: damaged tokenizer ({error})") from None
 
 

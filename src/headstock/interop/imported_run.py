@@ -2,6 +2,8 @@
 
 import pickle
 import platform
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,13 +27,17 @@ from headstock.train.tensors import check_finite
 def load_checkpoint(path: Path) -> Any:
     """The content of a .bin or .pt file that holds tensors only; no code in it is run."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # about pickle protocols, which the errors below name
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        message = str(error).strip().splitlines()[0]
-        raise UserError(f"{path}: contains more than tensors, so it is not loaded ({message})") from None
-    except (RuntimeError, EOFError, ValueError, OSError) as error:
-        message = str(error).splitlines()[0]
-        raise UserError(f"{path}: cannot be read as a torch checkpoint ({message})") from None
+        names = re.search(r"Unsupported (?:global|operand)[^.\n]*|GLOBAL \S+", str(error))
+        detail = f" ({names[0]})" if names else ""
+        raise UserError(f"{path}: contains more than tensors, so it is not loaded{detail}") from None
+    except MemoryError:
+        raise UserError(f"{path}: declares more data than fits in memory, so it is not loaded") from None
+    except Exception as error:  # a damaged file makes the reader raise almost anything
+        message = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UserError(f"{path}: cannot be read as a torch checkpoint ({message[:200]})") from None
 
 
 def imported_config(model: Mapping[str, Any], task: Mapping[str, Any], *, source: str) -> RunConfig:

@@ -1,6 +1,5 @@
 """The state of a training run, and its checkpoints: on disk to resume from, or in memory for runs without a folder."""
 
-import json
 import logging
 import math
 from collections.abc import Mapping
@@ -14,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from headstock.errors import WorkError
+from headstock.config import read_settings
+from headstock.errors import UserError, WorkError
 from headstock.io import remove_folder, remove_stale
 from headstock.model.model import Model
 from headstock.train.checkpoint_files import (
@@ -73,7 +73,13 @@ class TrainState:
         """Read a checkpoint's state, also one of an earlier version; unknown keys are ignored."""
         names = {part.name for part in fields(cls)}
         renamed = {FORMER_NAMES.get(key, key): value for key, value in values.items()}
-        return cls(**{key: value for key, value in renamed.items() if key in names})
+        state = cls(**{key: value for key, value in renamed.items() if key in names})
+        for name, default in vars(cls()).items():
+            value, numbers = getattr(state, name), int if type(default) is int else int | float
+            expected: Any = numbers if default is None or isinstance(default, int | float) else type(default)
+            if not isinstance(value, expected) and (value is not None or default is not None):
+                raise UserError(f"the checkpoint's {name} is {value!r:.60}, expected {type(default).__name__}")
+        return state
 
 
 @dataclass
@@ -89,7 +95,7 @@ class Checkpoint:
     def read(cls, path: Path) -> "Checkpoint":
         """The whole tensors, also of a sharded checkpoint."""
         tensors = {part: read_part(path, part) for part in PARTS}
-        return cls(**tensors, state=json.loads((path / PROGRESS).read_text()))
+        return cls(**tensors, state=read_settings(path / PROGRESS))
 
     def tensors(self) -> dict[str, Tensor]:
         return {f"{part}/{name}": tensor for part in PARTS for name, tensor in getattr(self, part).items()}
@@ -151,7 +157,7 @@ class DiskCheckpointer(Checkpointer):
     def resume(self) -> TrainState:
         state, path = TrainState(), self.newest()
         if path is not None:
-            values = json.loads((path / PROGRESS).read_text())
+            values = read_settings(path / PROGRESS)
             self.restore(path, values)
             logger.info(f"resuming from {path}")
             log_changed_environment(values.get("environment", {}), environment(self.distributed))

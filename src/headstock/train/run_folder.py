@@ -224,7 +224,7 @@ class RunFolder:
         if not uncharged or not self.tokenizer_file.is_file() or not self.tokenizer().can_produce_unk:
             return results
         # written by a version that did not charge for unknown tokens, which favored small vocabularies
-        parts = {name: results[name] for name in ("metrics", "intervals") if name in results}
+        parts = {name: results[name] for name in ("metrics", "intervals") if isinstance(results.get(name), dict)}
         for name, part in parts.items():
             parts[name] = {key: value for key, value in part.items() if key != "bits_per_byte"}
         why = "this run was measured without charging for unknown tokens; headstock evaluate measures it again"

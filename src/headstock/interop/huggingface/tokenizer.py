@@ -9,9 +9,10 @@ import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from headstock.config import malformed_as_user_error, read_settings
+from headstock.config import malformed_as_user_error, quote, read_settings
 from headstock.data.tokenizer import Tokenizer, open_tokenizer
 from headstock.data.tokenizer_backends import SPECIAL_TOKENS, SentencePieceBackend, TokenizersBackend, rust_errors
+from headstock.data.tokenizer_training import MAX_VOCABULARY
 from headstock.errors import UserError
 from headstock.tasks.base import Task
 from headstock.tasks.special_tokens import separator_id, special_tokens_for
@@ -143,6 +144,7 @@ def wordpiece(file: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 def byte_pairs(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """A GPT-2, RoBERTa or BART tokenizer from vocab.json and merges.txt."""
+    check_ids(folder / "vocab.json", read_settings(folder / "vocab.json"))
     model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
     library = tokenizers.Tokenizer(model)
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=settings.get("add_prefix_space", False))
@@ -156,6 +158,13 @@ def byte_pairs(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenize
         ]
     )
     return library
+
+
+def check_ids(file: Path, ids: Mapping[str, Any]) -> None:
+    """Refuse ids that are not those of a vocabulary: the library allocates memory up to the largest."""
+    largest = max((number for number in ids.values() if isinstance(number, int)), default=0)
+    if largest >= MAX_VOCABULARY:
+        raise UserError(f"{file}: contains the id {largest:,}, expected ids below {MAX_VOCABULARY:,}")
 
 
 def token_name(settings: Mapping[str, Any], role: str, default: str) -> str:
@@ -185,7 +194,10 @@ def t5_tokenizer(file: Path, settings: Mapping[str, Any]) -> Tokenizer:
     model = file.read_bytes()
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     pieces = [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
-    pieces += [f"<extra_id_{number}>" for number in reversed(range(settings.get("extra_ids", 100)))]
+    sentinels = settings.get("extra_ids", 100)
+    if not isinstance(sentinels, int) or not 0 < sentinels < MAX_VOCABULARY:
+        raise UserError(f"{file}: extra_ids is {quote(sentinels)}, expected a number below {MAX_VOCABULARY:,}")
+    pieces += [f"<extra_id_{number}>" for number in reversed(range(sentinels))]
     roles = {"pad": processor.pad_id(), "eos": processor.eos_id(), "unk": processor.unk_id()}
     if missing := [role for role, number in roles.items() if number < 0]:
         raise UserError(f"{file}: has no {' and no '.join(missing)} token, which a T5 model needs")

@@ -15,7 +15,7 @@ import torch
 
 from tests.commands import skip_fsync
 
-pytest_plugins = ["tests.comparisons"]
+pytest_plugins = ["tests.comparisons", "tests.servers"]
 skip_fsync()
 torch.set_num_threads(1)  # test models are so small that a second thread only gets in the way
 hypothesis.settings.register_profile("headstock", deadline=None)  # a busy machine is no failure

@@ -29,6 +29,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from headstock.cli.terminal import PrintableCells, discard, takes_unicode, wrapped, write_error, write_out, writing
+from headstock.data.urls import is_url
 from headstock.errors import HeadstockError, UserError
 from headstock.io import finite
 from headstock.logs import log_level, messages_to
@@ -119,6 +120,9 @@ class VerbCommand(TyperCommand):
             values = parsed.get(parameter.name)
             if parameter.name in self.paths and "" in (values if isinstance(values, list | tuple) else [values]):
                 raise typer.BadParameter("the path is empty", ctx=ctx, param=parameter)  # type: ignore[arg-type]
+            if parameter.name == "out" and isinstance(values, str) and is_url(values):
+                hint = "results are written to local folders (a run can be copied to a URL with --set mirror=URL)"
+                raise typer.BadParameter(hint, ctx=ctx, param=parameter)  # type: ignore[arg-type]
         return super().parse_args(ctx, args)
 
 

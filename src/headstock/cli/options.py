@@ -9,7 +9,7 @@ from typer.models import OptionInfo
 
 from headstock.errors import UserError, did_you_mean
 
-RUN_HELP = "A run folder, a checkpoint (RUN/checkpoints/step-N), a bundled model (reviews-en), or hf://ORG/NAME."
+RUN_HELP = "A run folder, a checkpoint (RUN/checkpoints/step-N), the URL of one, a bundled model, or hf://ORG/NAME."
 DOCUMENTS_HELP = "What a document is: line, block, file, or auto to guess."
 TASK_HELP = "classify, pair, regress, ordinal, tag, answer or translate."
 
@@ -17,7 +17,7 @@ RunPath = Annotated[str, typer.Argument(help=RUN_HELP, show_default=False)]
 RunName = Annotated[str | None, typer.Argument(help=RUN_HELP, show_default=False)]
 RunOut = Annotated[Path, "Run folder to create, such as runs/mine."]
 ExperimentOut = Annotated[Path, "Folder for all results; rerun to resume."]
-Corpus = Annotated[list[str] | None, typer.Argument(help="Text to pretrain on: files, folders, globs, or - for stdin.")]
+Corpus = Annotated[list[str] | None, typer.Argument(help="Text to pretrain on: files, folders, globs, URLs, or -.")]
 Preset = Annotated[str | None, "A preset instead of a run, with new weights."]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="Any setting, such as --set lr=3e-4; repeatable.")]
 Documents = Annotated[str, DOCUMENTS_HELP]

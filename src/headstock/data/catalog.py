@@ -1,6 +1,5 @@
-"""Public datasets by name, and remote files: downloaded, verified by sha256, and kept in the cache."""
+"""Public datasets by name: downloaded, verified by sha256, and kept in the cache."""
 
-import hashlib
 import json
 import logging
 import shutil
@@ -11,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from headstock.data import datasets
+from headstock.data import datasets, remote, urls
 from headstock.data.downloads import PyPIArchive, WebFolder
 from headstock.errors import UserError, WorkError, did_you_mean
 from headstock.io import atomic_folder, cache_folder, sha256, write_json
@@ -68,9 +67,9 @@ def find_entry(name: str) -> CatalogEntry:
     return entries[name]
 
 
-def is_remote(path: str) -> bool:
-    """Whether a path is a catalog name or a URL."""
-    return path.startswith(PREFIX) or "://" in path
+def is_name(path: str) -> bool:
+    """Whether a path is the name of a dataset."""
+    return path.startswith(PREFIX)
 
 
 def resolve(path: str) -> Path | None:
@@ -78,8 +77,8 @@ def resolve(path: str) -> Path | None:
 
     `catalog:imdb` is the corpus of a dataset, `catalog:imdb/test.csv` another of its files.
     """
-    if "://" in path:
-        return _download_url(path)
+    if urls.is_url(path):
+        return remote.cached_copy(path)
     if not path.startswith(PREFIX):
         return None
     name, _, file = path.removeprefix(PREFIX).partition("/")
@@ -89,20 +88,6 @@ def resolve(path: str) -> Path | None:
     if file not in files:
         raise UserError(f"{path}: the dataset {name} has no file {file!r} (files: {', '.join(files)})")
     return folder / file
-
-
-def _download_url(url: str) -> Path:
-    """A cached copy of a file that fsspec can open; it is downloaded again when it has changed."""
-    import fsspec
-
-    folder = cache_folder() / "urls" / hashlib.sha256(url.encode()).hexdigest()[:16]
-    options = {"cache_storage": str(folder), "same_names": True, "check_files": True}
-    try:
-        return Path(fsspec.open_local(f"filecache::{url}", filecache=options))
-    except FileNotFoundError:
-        raise UserError(f"{url}: no such file") from None
-    except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"{url}: cannot be opened ({error})") from None
 
 
 def licence_of(path: str) -> str | None:

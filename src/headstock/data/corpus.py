@@ -8,11 +8,12 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Literal, get_args
 
-from headstock.data import catalog
+from headstock.data import catalog, urls
 from headstock.data.formats import (
     COMPRESSIONS,
     FORMATS,
@@ -74,16 +75,21 @@ class Corpus:
             for text, line in zip(chunk.texts, chunk.lines, strict=True):
                 yield Document(text, names[chunk.file], line)
 
+    @cached_property
+    def data_files(self) -> list[DataFile]:
+        """Found once: folders are listed and URLs downloaded at the first use, and stay as they were then."""
+        return resolve_paths(self.paths)
+
     def files(self) -> list[Path]:
-        return [file.path for file in resolve_paths(self.paths)]
+        return [file.path for file in self.data_files]
 
     def names(self) -> list[str]:
         """The name of each file in messages and reports."""
-        return [file.name for file in resolve_paths(self.paths)]
+        return [file.name for file in self.data_files]
 
     def chunks(self) -> Iterator[DocumentChunk]:
         """All documents, in the order of the files."""
-        files = resolve_paths(self.paths)
+        files = self.data_files
         unit = self._unit(files)[0]
         is_empty = True
         for index, file in enumerate(files):
@@ -96,7 +102,7 @@ class Corpus:
 
     def fingerprint(self) -> str:
         """Changes with the content of the files and how they are read, not with where they are."""
-        files = resolve_paths(self.paths)
+        files = self.data_files
         unit = self._unit(files)[0] if any(file.format == PLAIN for file in files) else None
         column = self.column if any(file.format != PLAIN for file in files) else None
         content = [[file.format, file.compression, sha256(file.path)] for file in files]
@@ -104,7 +110,7 @@ class Corpus:
 
     def describe(self) -> str:
         """A sentence that says what a document is, and why."""
-        files = resolve_paths(self.paths)
+        files = self.data_files
         plain = [file for file in files if file.format == PLAIN]
         parts = []
         if plain:
@@ -166,6 +172,7 @@ def read_corpus(
     `-` is standard input, which is copied to the cache so that it can be read again.
     """
     names = [str(paths)] if isinstance(paths, (str, Path)) else [str(path) for path in paths]
+    names = [urls.redact(name) for name in names]
     if not names:
         raise UserError("no corpus: give files, folders, globs, URLs, or - for standard input")
     if "" in names:  # as a path this would be the current folder
@@ -178,7 +185,7 @@ def read_corpus(
         names[names.index("-")] = str(_save_stdin(cache or cache_folder()))
     corpus = Corpus(tuple(names), documents, column, lowercase, strip_accents)
     problems = []
-    for file in resolve_paths(corpus.paths):
+    for file in corpus.data_files:
         try:
             _check(file, column)
         except UserError as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from headstock.data import catalog
+from headstock.data import catalog, remote, urls
 from headstock.errors import UserError, suggest_path
 
 PLAIN = ".txt"
@@ -46,9 +46,8 @@ def split_compression(name: str) -> tuple[str, str]:
 
 def detect_format(path: str | Path, name: str | None = None) -> DataFile:
     """How to read a file, by its name alone; its format may be an unknown one."""
-    path = Path(path)
-    bare, compression = split_compression(path.name)
-    return DataFile(path, name or str(path), Path(bare).suffix.lower(), compression)
+    bare, compression = split_compression(urls.file_name(path))
+    return DataFile(Path(path), name or str(path), Path(bare).suffix.lower(), compression)
 
 
 def unknown_format(file: DataFile, expected: str) -> UserError:
@@ -56,10 +55,18 @@ def unknown_format(file: DataFile, expected: str) -> UserError:
     return UserError(f"{file.name}: cannot tell the format: {problem} (expected {expected})")
 
 
-def find_compressed(path: Path) -> Path | None:
-    """The file `path`, or the same name with a compression suffix; None if neither exists."""
-    files = (path.with_name(path.name + suffix) for suffix in ("", *COMPRESSIONS))
-    return next((file for file in files if file.is_file()), None)
+def find_beside(path: str | Path, name: str, shown: str | None = None) -> DataFile | None:
+    """The file `name`, or the same with a compression suffix, beside a path or URL; None if there is none.
+
+    `shown` is the path as the user wrote it.
+    """
+    names, shown = [name + suffix for suffix in ("", *COMPRESSIONS)], shown or str(path)
+    if urls.is_url(shown):
+        file = remote.find_sibling(shown, names)
+        return None if file is None else detect_format(remote.cached_copies([file])[0], file.url)
+    files = (Path(path).with_name(each) for each in names)
+    match = next((file for file in files if file.is_file()), None)
+    return None if match is None else detect_format(match, str(Path(shown).with_name(match.name)))
 
 
 def expand_path(name: str, formats: Sequence[str], expected: str) -> list[DataFile]:
@@ -67,6 +74,8 @@ def expand_path(name: str, formats: Sequence[str], expected: str) -> list[DataFi
 
     Of folders and globs only visible, non-empty files in one of the formats count; a single file may have any format.
     """
+    if urls.is_url(name):
+        return _expand_url(urls.redact(name), formats, expected)
     path = catalog.resolve(name) or Path(name).expanduser()
     if path.exists() and not path.is_dir():
         return [detect_format(path, name)]
@@ -83,6 +92,20 @@ def expand_path(name: str, formats: Sequence[str], expected: str) -> list[DataFi
     if not files:
         raise UserError(f"{name}: {problem} (expected {expected})")
     return files
+
+
+def _expand_url(url: str, formats: Sequence[str], expected: str) -> list[DataFile]:
+    if remote.has_magic(url):
+        files, problem = remote.list_glob(url), "the pattern matches"
+    elif remote.is_folder(remote.open_url(url)):
+        files, problem = remote.list_folder(url), "in this folder there are"
+    else:
+        return [detect_format(remote.cached_copy(url), url)]
+    readable = [f for f in files if detect_format(f.url).format in formats and (f.listed or {}).get("size") != 0]
+    if not readable:
+        raise UserError(f"{url}: {problem} {'no readable files' if files else 'nothing'} (expected {expected})")
+    copies = zip(readable, remote.cached_copies(readable), strict=True)
+    return [detect_format(copy, file.url) for file, copy in copies if copy.stat().st_size]
 
 
 def _files_below(folder: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from headstock.data.formats import (
     TABLES,
     DataFile,
     detect_format,
-    find_compressed,
+    find_beside,
     split_compression,
     text_lines,
     unknown_format,
@@ -166,8 +166,8 @@ def _find_labels(file: DataFile) -> DataFile | None:
     """The labels of a file of texts: for `X.review.spm`, `X.review.label` or else `X.label`, compressed or not."""
     stem = split_compression(file.path.name)[0].rpartition(".")[0]
     while stem:
-        if labels := find_compressed(file.path.with_name(stem + LABELS)):
-            return detect_format(labels, str(Path(file.name).with_name(labels.name)))
+        if labels := find_beside(file.path, stem + LABELS, file.name):
+            return labels
         stem = stem.rpartition(".")[0]
     return None
 

@@ -6,14 +6,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from headstock.data import catalog
+from headstock.data import catalog, urls
 from headstock.data.formats import (
     COMPRESSIONS,
     FORMATS,
     PLAIN,
     DataFile,
     detect_format,
-    find_compressed,
+    find_beside,
     split_compression,
     text_lines,
     unknown_format,
@@ -104,25 +104,25 @@ def _numbered_rows(file: DataFile, numbers: Mapping[str, int], strict: bool) -> 
 
 def _find_pair(path: str | Path, columns: Mapping[str, str] | None) -> dict[str, DataFile] | None:
     """The files of source and target, if a path stands for two; the target may not exist."""
-    if str(path) == "-" or catalog.is_remote(str(path)):
+    if str(path) == "-" or catalog.is_name(str(path)):
         return None
-    full = Path(path).expanduser()
-    if full.is_file() and detect_format(full).is_table:
+    shown = urls.redact(str(path))
+    is_url, full = urls.is_url(shown), Path(path).expanduser()
+    if (is_url or full.is_file()) and detect_format(full).is_table:
         return None
     if not columns or set(columns) != {SOURCE, TARGET}:
         _refuse_single_file(full, str(path))
         return None
     suffixes = {name: f".{suffix.lstrip('.')}" for name, suffix in columns.items()}
-    bare = split_compression(full.name)[0]
+    bare = split_compression(urls.file_name(shown))[0]
     stem = next((bare.removesuffix(suffix) for suffix in suffixes.values() if bare.endswith(suffix)), bare)
     files = {}
     for name, suffix in suffixes.items():
-        expected = full.with_name(stem + suffix)
-        match = find_compressed(expected) or expected
-        files[name] = detect_format(match, str(Path(path).with_name(match.name)))
+        expected = detect_format(full.with_name(stem + suffix), str(Path(shown).with_name(stem + suffix)))
+        files[name] = find_beside(full, stem + suffix, shown) or expected
     if files[SOURCE].path.is_file():
         return files
-    if full.is_file():
+    if is_url or full.is_file():
         return None
     siblings = [file.name for file in full.parent.iterdir()] if full.parent.is_dir() else []
     hint = suggest_path(stem + suffixes[SOURCE], siblings)

@@ -9,7 +9,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from headstock.data import catalog
+from headstock.data import catalog, urls
 from headstock.data.formats import DataFile, detect_format, is_valid_unicode, split_compression, text_lines
 from headstock.data.tables import column_names, csv_rows, no_column, table_rows
 from headstock.errors import UserError, did_you_mean, suggest_path
@@ -102,8 +102,10 @@ def _detokenize(text: str) -> str:
 
 def find_file(name: str | Path) -> DataFile:
     """The file that a path, a URL, or the beginning of a file name stands for."""
-    name = str(name)
+    name = urls.redact(str(name))
     path = catalog.resolve(name) or Path(name).expanduser()
+    if urls.is_url(name):
+        return detect_format(path, name)
     try:
         if not path.exists() or path.is_dir():
             path = _complete_name(path, name)

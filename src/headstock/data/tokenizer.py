@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from headstock.data import remote, urls
 from headstock.data.tokenizer_backends import (
     SENTENCEPIECE_FORMAT,
     SPECIAL_TOKENS,
@@ -230,8 +231,8 @@ def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokeni
 
 
 def open_tokenizer(path: Path) -> Tokenizer:
-    """Open a tokenizer.json (ours or Hugging Face's), SentencePiece .model, lab dict.txt, or a folder with one."""
-    path = Path(path)
+    """Open a tokenizer.json (ours or Hugging Face's), SentencePiece .model, lab dict.txt, folder with one, or URL."""
+    path = remote.cached_copy(str(path)) if urls.is_url(path) else Path(path)
     if path.is_dir():
         path = _find_in_folder(path)
     elif not path.exists():

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from headstock.data import urls
 from headstock.data.tokenizer_backends import SPECIAL_TOKENS
 from headstock.errors import ConfigError, UserError
 
@@ -37,6 +38,8 @@ class TokenizerSettings:
     file: str | None = None
 
     def __post_init__(self) -> None:
+        if self.file is not None:
+            object.__setattr__(self, "file", urls.redact(self.file))
         problems = []
         minimum = len(NAMES) + {"bpe": 256, "unigram": 257}.get(self.kind, 1)
         if self.vocabulary < minimum:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headstock.data.corpus import Corpus, resolve_paths
+from headstock.data.corpus import Corpus
 from headstock.data.formats import PLAIN
 from headstock.data.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 
@@ -39,7 +39,7 @@ class TokenCounts:
 
 
 def measure_corpus(corpus: Corpus) -> CorpusSize:
-    files = resolve_paths(corpus.paths)
+    files = corpus.data_files
     if sum(source.path.stat().st_size for source in files) <= READ_ALL_BYTES:
         return read_all(corpus)
     sampled = files[:: -(-len(files) // SAMPLED_FILES)]

@@ -13,6 +13,7 @@ from headstock.data.corpus import Corpus, read_corpus, resolve_paths
 from headstock.data.token_shards import UnknownTokens
 from headstock.data.token_store import SplitStores, build_split_stores
 from headstock.data.tokenizer import Tokenizer, TokenizerSettings, open_tokenizer, tokenizer_statistics, train_tokenizer
+from headstock.data.urls import is_url
 from headstock.errors import UserError
 from headstock.tasks.base import Task
 from headstock.train.budget import Budget, ValidationBudget
@@ -79,7 +80,8 @@ def pretrain(
             run_config = resumed_config(run, options)
         else:
             run_config = require_corpus(resolve_pretrain_config(preset, config_file, options, start=start))
-            texts = [source.path for source in resolve_paths((*run_config.data.corpus, *run_config.data.valid))]
+            local = [path for path in (*run_config.data.corpus, *run_config.data.valid) if not is_url(path)]
+            texts = [source.path for source in resolve_paths(local)]
             check_inputs_outside(run, [*texts, run_config.tokenizer.file, config_file])
         complete = session.resuming and run.is_complete()
         weights = source_weights(open_run(start)) if start and not complete else None

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Size, Tensor
 
 from headstock import config
+from headstock.data import urls
 from headstock.data.tokenizer import Tokenizer, open_tokenizer
 from headstock.errors import UserError, suggest_path
 from headstock.io import (
@@ -29,6 +30,7 @@ from headstock.io import (
 from headstock.model.lora import LoRAConfig, is_adapter, replace_adapter
 from headstock.tasks.calibration import Calibration
 from headstock.train.checkpoint_files import PROGRESS, is_sharded, read_checkpoint_shapes, read_part, tensors_of
+from headstock.train.remote_run import fetch_run, url_of
 from headstock.train.tensors import MANIFEST, check_finite, find_damage, read_shapes, read_tensors, write_tensors
 
 SECTIONS = {"model", "task", "data", "train"}  # of every run's config.json
@@ -53,6 +55,8 @@ class RunFolder:
     def __str__(self) -> str:
         if self.path.is_relative_to(hub_runs()):
             return f"hf://{self.path.relative_to(hub_runs()).as_posix()}"
+        if url := url_of(self.path):
+            return url
         return self.path.name if self.path.parent == BUNDLED_RUNS else str(self.path)
 
     @property
@@ -482,15 +486,18 @@ def run_title(name: str) -> str:
 
 
 def open_run(path: str | Path, *, download: bool = True) -> RunFolder:
-    """Open a run folder, a checkpoint, a bundled run by its name, or a model of the Hugging Face Hub (hf://ORG/NAME).
+    """Open a run folder, a checkpoint, a bundled run by its name, a model of the Hugging Face Hub (hf://ORG/NAME), or
+    any of the first two by URL.
 
-    A model of the Hub is downloaded and imported if necessary and `download` allows it. Errors suggest similar names.
+    What is not on this machine is downloaded into the cache if `download` allows it. Errors suggest similar names.
     """
     if not str(path):
         raise UserError("no run is named")
     if is_hub_name(path):
         opened: RunFolder = importlib.import_module(HUB).open_hub_run(path, download=download)
         return opened
+    if urls.is_url(path):
+        path = fetch_run(urls.normalize(path), download=download)
     run, checkpoint = RunFolder(Path(path)), CheckpointRunFolder.at(Path(path))
     for candidate in (run, checkpoint, RunFolder(BUNDLED_RUNS / str(path))):
         if candidate.exists():

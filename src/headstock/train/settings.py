@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headstock import config
+from headstock.data import urls
 from headstock.data.tokenizer import TokenizerSettings
 from headstock.errors import ConfigError, UserError, did_you_mean
 from headstock.model.backbone import BACKBONES
@@ -38,9 +39,19 @@ def reject(problems: config.Problems) -> None:
         raise ConfigError(problems)
 
 
+def redact(settings: Any, *names: str) -> None:
+    """Remove the credentials from URLs among settings, which are written to config.json; this process keeps them."""
+    for name in names:
+        value = getattr(settings, name)
+        if isinstance(value, str):
+            object.__setattr__(settings, name, urls.redact(value))
+        elif isinstance(value, tuple):
+            object.__setattr__(settings, name, tuple(urls.redact(str(item)) for item in value))
+
+
 @dataclass(frozen=True)
 class DataSettings:
-    corpus: tuple[str, ...] = ()  # files, folders, globs, or - for standard input
+    corpus: tuple[str, ...] = ()  # files, folders, globs, URLs, or - for standard input
     valid: tuple[str, ...] = ()  # held-out text; a fraction of the corpus unless given
     documents: Literal["auto", "line", "block", "file"] = "auto"
     column: str = "text"  # of .csv, .tsv, .jsonl and .parquet files
@@ -49,6 +60,7 @@ class DataSettings:
     deduplicate: bool = True
 
     def __post_init__(self) -> None:
+        redact(self, "corpus", "valid")
         reject(out_of_bounds(self, {INSIDE_0_1: "valid_fraction"}))
 
 
@@ -62,6 +74,7 @@ class LabelledSettings:
     skip_blank: bool = False  # skip rows with a blank text or label instead of rejecting them
 
     def __post_init__(self) -> None:
+        redact(self, "train", "valid", "test")
         reject(out_of_bounds(self, {INSIDE_0_1: "valid_fraction"}))
 
 
@@ -83,6 +96,7 @@ class TransferSettings:
     lora_targets: Literal["attention", "all-linear"] = config.added("attention")  # or recurrent cells
 
     def __post_init__(self) -> None:
+        redact(self, "run")
         bounds = {NOT_NEGATIVE: "adapt_steps least_steps lora", ABOVE_0: "ensemble adapt_lr lora_alpha"}
         problems = out_of_bounds(self, bounds | {BELOW_1: "lora_dropout"})
         if self.init == "scratch" and self.adapt_steps:
@@ -153,9 +167,9 @@ class TrainSettings:
     # maximum tokens per validation; unless given, validations take about 5% of the run's time
     valid_tokens: int | None = None
     checkpoint_every: int | None = None  # steps; with every validation unless given
-    async_save: bool = config.added(False)  # write checkpoints in a thread, from a copy of the state in main memory
     keep: int = 2  # newest checkpoints to keep, beside the best
     keep_every: int | None = config.added(None)  # also keep the checkpoints of every multiple of this step; 1: all
+    mirror: str | None = config.added(None)  # URL that the run folder is copied to after each checkpoint
     weights: Literal["best", "last"] = "best"  # the run's final weights
     log_every: int | None = None  # steps; a fiftieth of the run unless given
     tensorboard: bool = True
@@ -172,6 +186,9 @@ class TrainSettings:
                 BELOW_1: "beta1 beta2 momentum ema",
             },
         )
+        redact(self, "mirror")
+        if self.mirror is not None and (not urls.is_url(self.mirror) or urls.is_http(self.mirror)):
+            problems.append(("mirror", f"must be a URL that can be written to, such as s3://..., not {self.mirror}"))
         lengths = [name for name in RUN_LENGTHS if getattr(self, name) is not None]
         if len(lengths) > 1:
             problems.append((lengths[1], f"cannot be set together with {lengths[0]}: a run has one length"))

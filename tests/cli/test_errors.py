@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headstock.cli.command import Common, attempt
-from tests.commands import REVIEWS, run_verb, set_options, write_rows
+from tests.commands import REVIEWS, set_options, write_rows
 
 FIXTURES = Path(__file__).parents[1] / "compatibility" / "before_redesign"
 
@@ -100,18 +100,6 @@ def test_wrong_runs_options_and_verbs(tmp_path, pretrained, refused, call):
     assert "did you mean 'imdb'" in refused("data", "get", "imbd")
     _, err = call("generat", code=2)
     assert "generate" in err
-
-
-def test_a_read_only_file_system_exits_with_1(tmp_path, corpus, tiny):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", disk], capture_output=True).returncode:
-        pytest.skip("mounting a read-only file system is not allowed here")
-    try:
-        _, err = run_verb("pretrain", corpus, "--out", disk / "run", *set_options(tiny), code=1)
-        assert "Read-only file system" in err.splitlines()[-1]
-    finally:
-        subprocess.run(["umount", disk])
 
 
 def test_resume_without_a_run_is_refused_first(tmp_path, corpus, tiny, pretrained, call):

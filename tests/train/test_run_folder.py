@@ -3,9 +3,6 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -13,7 +10,6 @@ import headstock
 from headstock.errors import UserError
 from headstock.experiments.comparison_summary import pretrained_origin
 from headstock.experiments.leakage import corpus_settings
-from headstock.logs import messages_to
 from headstock.train.finetune import finetune
 from headstock.train.run_folder import RunFolder
 from headstock.train.session import locked_run
@@ -171,49 +167,6 @@ def test_files_have_default_permissions(corpus, tmp_path):
 
 
 # Locks
-
-HOLDER = """
-import sys
-from pathlib import Path
-from headstock.io import lock_folder
-with lock_folder(Path(sys.argv[1])) as acquired:
-    print(acquired, flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_a_locked_folder_is_rejected_until_its_process_dies(source, corpus, labelled, tmp_path):
-    before = sorted(tmp_path.iterdir())
-    link = tmp_path.parent / f"{tmp_path.name}-link"
-    link.symlink_to(source)
-    other = subprocess.Popen([sys.executable, "-c", HOLDER, link], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert other.stdout.readline() == b"True\n"
-    for options in ({"resume": True}, {"overwrite": True}, {}):
-        with pytest.raises(UserError, match=BUSY):
-            headstock.pretrain(corpus, out=source, **options)
-        with pytest.raises(UserError, match=BUSY):
-            finetune(preset="gpt-nano", train=labelled, out=source, **options)
-    other.kill()
-    other.communicate()
-    assert other.returncode == -signal.SIGKILL
-    headstock.pretrain(corpus, out=source, resume=True)
-    assert sorted(tmp_path.iterdir()) == before  # no lock file is left
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_only_one_of_two_concurrent_runs_trains(corpus, tmp_path, overwrite):
-    errors = []
-
-    def start_another(line):
-        with pytest.raises(UserError, match=BUSY) as error:
-            headstock.pretrain(corpus, out=tmp_path / "run", settings=SETTINGS, overwrite=overwrite)
-        errors.append(error)
-
-    with messages_to(start_another):
-        headstock.pretrain(corpus, out=tmp_path / "run", settings=SETTINGS)
-    assert errors
-    assert [row["step"] for row in RunFolder(tmp_path / "run").read_metrics() if "valid_loss" in row] == [2, 4]
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_only_rank_0_locks_the_folder(tmp_path, monkeypatch):

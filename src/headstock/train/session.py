@@ -44,7 +44,8 @@ def open_session(out: str | Path, *, device: str, resume: bool, overwrite: bool)
         check_output_folder(run, resume=resume, overwrite=overwrite)
         resuming = resume and run.exists()
         if resuming and rank_and_size()[0] == 0:
-            remove_stale(run.path)
+            for folder in (run.path, run.checkpoints):
+                remove_stale(folder)
         with process_group(device) as distributed:  # waits until every process has checked the folder
             yield Session(run, distributed, resuming)
 

@@ -11,7 +11,7 @@ from headstock.tasks.base import TASKS
 
 ROOT = Path(headstock.__file__).parent
 LAYERS = [
-    {"errors", "config", "registry", "io", "rng", "intervals", "markdown", "logs", "signals"},
+    {"errors", "config", "registry", "io", "rng", "intervals", "markdown", "logs", "signals", "ray_cluster"},
     {"kernels"},
     {"model", "data"},
     {"decoding"},
@@ -27,7 +27,7 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 HEAVY = {"sympy", "matplotlib", "sklearn", "fastapi", "uvicorn", "transformers", "onnx", "pyarrow", "tensorboard"}
-HEAVY |= {"optuna", "faiss"}
+HEAVY |= {"optuna", "faiss", "ray"}
 
 
 def imports(file: Path):

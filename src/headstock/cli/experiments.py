@@ -8,7 +8,9 @@ import typer
 
 from headstock.cli.command import Common, command
 from headstock.cli.options import (
+    ON_HELP,
     TASK_HELP,
+    ClusterOptions,
     Columns,
     ConfigOptions,
     Corpus,
@@ -56,7 +58,7 @@ def demo(
     )
 
 
-class CompareOptions(LabelledFileOptions, ConfigOptions):
+class CompareOptions(LabelledFileOptions, ConfigOptions, ClusterOptions):
     seeds: Annotated[int | None, "Repetitions of every cell, each with its own seed; 5."]
     skip_blank: Annotated[bool | None, "Skip rows with a blank text or label."]
     leakage: Annotated[str | None, "Test texts found in the pretraining text: exclude, keep or skip."]
@@ -134,7 +136,7 @@ def split_counts(text: str | None) -> list[int] | None:
         raise UserError(f"--labels {text}: expected numbers separated by commas, such as 100,400,1600") from None
 
 
-class SweepOptions(ModelOptions):
+class SweepOptions(ModelOptions, ClusterOptions):
     run: Annotated[str | None, "Fine-tune this run instead of pretraining."]
     task: Annotated[str | None, f"With --run: {TASK_HELP}"]
     train: Annotated[Path | None, "With --run: labelled texts."]
@@ -279,10 +281,12 @@ def bench(
     megabytes: Annotated[float, "With --growth: size of the largest store."] = 300,
     peers: Annotated[Path | None, "Folder of peer scripts; default benchmarks/."] = None,
     nanogpt: Annotated[Path | None, "Folder with nanoGPT's model.py."] = None,
+    on: Annotated[str | None, typer.Option("--on", metavar="ray[:ADDRESS]", help=ON_HELP)] = None,
 ) -> dict[str, Any]:
     """Measure the speed of this machine.
 
-    Covers training, fine-tuning, decoding, prediction, embedding, start-up and the token store.
+    Covers training, fine-tuning, decoding, prediction, embedding, start-up and the token store. With --on ray, the
+    nodes of a cluster are measured instead: each part is a task that has a node to itself.
 
     Example: headstock bench --out bench.json
     Example: headstock bench --growth --out growth.svg
@@ -294,6 +298,8 @@ def bench(
     if out.suffix != suffix:
         raise UserError(f"--out {out}: must end in {suffix}")
     if growth:
+        if on is not None:
+            raise UserError(f"--on {on}: --growth measures this machine alone; leave out one of the two")
         if megabytes < 1:
             raise UserError(f"--megabytes {megabytes}: must be 1 or more")
         steps = 4 if quick else scaling.STEPS
@@ -301,7 +307,7 @@ def bench(
         scaling.write_scaling_chart(results, out)
         common.show(f"{out} and {out.with_suffix('.json')}")
         return results | {"chart": str(out)}
-    results = runner.bench(device=common.device, quick=quick, only=only, peers=peers, nanogpt=nanogpt, out=out)
+    results = runner.bench(device=common.device, quick=quick, only=only, peers=peers, nanogpt=nanogpt, out=out, on=on)
     common.show(runner.bench_table(results))
     common.show(str(out))
     return results | {"file": str(out)}

@@ -11,6 +11,7 @@ from headstock.errors import UserError, did_you_mean
 
 RUN_HELP = "A run folder, a checkpoint (RUN/checkpoints/step-N), the URL of one, a bundled model, or hf://ORG/NAME."
 DOCUMENTS_HELP = "What a document is: line, block, file, or auto to guess."
+ON_HELP = "Run on a Ray cluster: of this machine (ray), or at ray:auto, ray:HOST:6379 or ray://HOST:10001."
 TASK_HELP = "classify, pair, regress, ordinal, tag, answer or translate."
 
 RunPath = Annotated[str, typer.Argument(help=RUN_HELP, show_default=False)]
@@ -116,6 +117,14 @@ class FolderOptions(TypedDict):
 
     resume: Annotated[bool, "Resume an interrupted run; fails if there is none."]
     overwrite: Overwrite
+
+
+class ClusterOptions(TypedDict):
+    """Options of verbs whose trials may run on a Ray cluster."""
+
+    on: Annotated[str | None, typer.Option("--on", metavar="ray[:ADDRESS]", help=ON_HELP)]
+    gpus_per_trial: Annotated[float | None, "With --on: GPUs of a trial, such as 0.25; 1 if the cluster has any."]
+    cpus_per_trial: Annotated[float | None, "With --on: CPUs, and so threads, of a trial; 1."]
 
 
 class LabelledFileOptions(TypedDict):

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,15 @@ from headstock.experiments.compare_settings import (
     make_arms,
     make_plan,
 )
-from headstock.experiments.compare_trials import ExperimentContext, GridPoint, run_trial, trial_config
+from headstock.experiments.compare_trials import ComparisonTrainable, ExperimentContext, GridPoint, trial_config
 from headstock.experiments.comparison_slices import comparison_slices
 from headstock.experiments.comparison_summary import summarize_comparison
 from headstock.experiments.duration import format_duration_range, grid_seconds
-from headstock.experiments.grid import TrialResult, check_folder, exclusive, explain_interruption, run_grid
+from headstock.experiments.grid import TrialResult, explain_interruption, lock_experiment, run_grid
 from headstock.experiments.leakage import LeakageReport, check_leakage
+from headstock.experiments.ray_trials import Placement, place_trials
 from headstock.experiments.recipe import flatten_tables, given_options
-from headstock.io import FolderLayout
+from headstock.io import FolderLayout, rank_and_size
 from headstock.report.theme import arm_label
 from headstock.tasks.text_metrics import format_score
 from headstock.train.callbacks import Callback
@@ -48,7 +48,7 @@ LAYOUT: dict[str, FolderLayout | None] = {  # everything a comparison folder may
     "report.html": None,
     "figures": {"*.svg": None, "*.png": None},
     "cells": {"*.json": None},
-    "claims": {"*": None},
+    "claims": {"*": None},  # locks of earlier versions
     "leakage": {"*.json": None},
     "predictions": {"*.jsonl": None},
     "stock": RUN_LAYOUT,
@@ -79,6 +79,9 @@ def compare(
     config_file: str | Path | None = None,
     settings: dict[str, Any] | None = None,
     device: str = "auto",
+    on: str | None = None,
+    gpus_per_trial: float | None = None,
+    cpus_per_trial: float | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Compare arms on labelled rows; returns the contents of results.json in the folder `out`.
@@ -88,24 +91,29 @@ def compare(
     `settings` are fine-tuning settings for all arms; a recipe file can also set them for single arms.
 
     The result of every trial (arm, number of labels, seed) is saved in `out`: repeating the call continues an
-    interrupted comparison.
+    interrupted comparison. With `on="ray"` or `"ray:ADDRESS"` trials run side by side as Ray tasks, each with a number
+    of CPUs and a number or fraction of GPUs.
     """
     plan = make_plan(config_file, given_options(CompareSettings, locals()), settings or {})
     start, folder = time.monotonic(), Path(out)
-    check_folder(folder)
+    if rank_and_size()[1] > 1:
+        raise UserError("a comparison runs in one process; start it without torchrun (--on ray uses several GPUs)")
     run_names = [runs] if isinstance(runs, str | Path) else list(runs)
-    context = make_context(plan, folder, DistributedContext(choose_device(device)))
-    if not run_names and plan.pretrain:
-        with exclusive(folder, "stock"):
+    placing = place_trials(on, device, gpus_per_trial=gpus_per_trial, cpus_per_trial=cpus_per_trial)
+    with lock_experiment(folder):
+        context = make_context(plan, folder, DistributedContext(choose_device("cpu" if on else device)))
+        if not run_names and plan.pretrain:
             run_names = [pretrain_backbone(plan, folder, device, callbacks).path]
-    compared_arms = make_arms(run_names, plan.compare.arms, plan.arms)
-    for arm in compared_arms:  # report invalid settings of any arm before training the first one
-        trial_config(context, GridPoint(arm, 0, plan.compare.seed), context.splits.train)
-    leaks = check_leakage(compared_arms, context.eval_records, plan.compare.leakage, folder)
-    context = replace(context, eval_records=select_eval_records(context, leaks, plan.compare))
-    comparison_slices(context, plan.compare.slices)  # reports an invalid slice before training
-    results = run_comparison_grid(plan, context, compared_arms, callbacks)
-    return summarize_comparison(plan, context, compared_arms, results, leaks, seconds=time.monotonic() - start)
+        compared_arms = make_arms(run_names, plan.compare.arms, plan.arms)
+        for arm in compared_arms:  # report invalid settings of any arm before training the first one
+            trial_config(context, GridPoint(arm, 0, plan.compare.seed), context.splits.train)
+        leaks = check_leakage(compared_arms, context.eval_records, plan.compare.leakage, folder)
+        context = replace(context, eval_records=select_eval_records(context, leaks, plan.compare))
+        comparison_slices(context, plan.compare.slices)  # reports an invalid slice before training
+        with placing as placement:
+            context = replace(context, distributed=DistributedContext(placement.device))
+            results = run_comparison_grid(plan, context, compared_arms, placement, callbacks)
+        return summarize_comparison(plan, context, compared_arms, results, leaks, seconds=time.monotonic() - start)
 
 
 def make_context(plan: ComparisonPlan, folder: Path, distributed: DistributedContext) -> ExperimentContext:
@@ -178,14 +186,20 @@ def grid_points(settings: CompareSettings, context: ExperimentContext, arms: Seq
 
 
 def run_comparison_grid(
-    plan: ComparisonPlan, context: ExperimentContext, arms: list[Arm], callbacks: Sequence[Callback]
+    plan: ComparisonPlan,
+    context: ExperimentContext,
+    arms: list[Arm],
+    placement: Placement,
+    callbacks: Sequence[Callback],
 ) -> list[TrialResult]:
     points = grid_points(plan.compare, context, arms)
-    if logger.isEnabledFor(logging.INFO) and (seconds := grid_seconds(context, points)):
+    if placement.is_remote:
+        logger.info("%d trials", len(points))
+    elif logger.isEnabledFor(logging.INFO) and (seconds := grid_seconds(context, points)):
         logger.info("%d trials: %s at the current load of this machine", len(points), format_duration_range(seconds))
     return run_grid(
-        context.folder,
+        ComparisonTrainable(context, callbacks),
         points,
-        partial(run_trial, context, callbacks),
+        execute=placement.execute,
         format_score=lambda result: f"{format_score(context.task.primary_metric, result['score']):>6s}",
     )

@@ -1,7 +1,8 @@
 """One trial of a comparison: an arm, a number of labels and a seed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,15 @@ from headstock.data.records import Records
 from headstock.errors import UserError
 from headstock.experiments.arms.base import ARM_KINDS
 from headstock.experiments.compare_settings import Arm
-from headstock.experiments.grid import Outcome, ResultCache, TrialResult
+from headstock.experiments.grid import Outcome, ResultCache, Trainable, TrialResult, trial_run
 from headstock.io import fingerprint, sha256
 from headstock.report.theme import arm_label
 from headstock.tasks.labelled import LabelledTask
 from headstock.train.callbacks import Callback
-from headstock.train.distributed import DistributedContext
+from headstock.train.distributed import DistributedContext, choose_device
 from headstock.train.labelled_data import LabelledSplits, subset
 from headstock.train.resolve import resolve_finetune_config, resolve_with_data
+from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig
 
 
@@ -32,6 +34,7 @@ class ExperimentContext:
     folder: Path
     distributed: DistributedContext
     columns: tuple[str, ...] = ()  # column names in the files
+    home: Path | None = None  # the experiment's folder, if `folder` is a temporary one on another machine
 
     @property
     def unlabelled_test(self) -> Records | None:
@@ -47,6 +50,10 @@ class ExperimentContext:
     def unit(self) -> str:
         """What the number of training rows counts, in the singular: label or pair."""
         return self.task.nouns.unit
+
+    def run_folder(self, name: str) -> RunFolder:
+        """The run that a trial saves."""
+        return trial_run(name, folder=self.folder, home=self.home)
 
     def rows(self, labels: int, seed: int) -> tuple[Records, Records]:
         """Training and validation rows, the same for every arm; at most `labels` validation rows, also labelled."""
@@ -80,21 +87,63 @@ class GridPoint:
         return f"{self.labels:6,} {self.unit}s  seed {self.seed}  {arm_label(self.arm.name):14s}"
 
 
-def run_trial(context: ExperimentContext, callbacks: Sequence[Callback], point: GridPoint) -> Outcome:
-    train, valid = context.rows(point.labels, point.seed)
-    run_config = trial_config(context, point, train)
+@dataclass(frozen=True)
+class ComparisonTrainable(Trainable[GridPoint]):
+    """Runs the trials of a comparison. All they read travels with it, so a cluster needs no shared disk."""
 
-    def run() -> TrialResult:
-        result = ARM_KINDS.get(point.arm.kind).run_trial(context, point, run_config, train, valid, callbacks)
+    context: ExperimentContext
+    callbacks: Sequence[Callback] = ()
+
+    @property
+    def folder(self) -> Path:
+        return self.context.folder
+
+    def lookup(self, trial: GridPoint) -> Outcome | None:
+        return self.prepare(trial).lookup()
+
+    def run(self, trial: GridPoint) -> Outcome:
+        prepared = self.prepare(trial)
+        return prepared.lookup() or prepared.run(self.callbacks)
+
+    def prepare(self, trial: GridPoint) -> "PreparedTrial":
+        train, valid = self.context.rows(trial.labels, trial.seed)
+        run_config = trial_config(self.context, trial, train)
+        key = trial_key(self.context, trial, run_config, train, valid)
+        return PreparedTrial(self.context, trial, run_config, train, valid, key)
+
+    def on_worker(self, folder: Path, device: str) -> "ComparisonTrainable":
+        distributed = DistributedContext(choose_device(device))
+        return ComparisonTrainable(replace(self.context, folder=folder, home=self.folder, distributed=distributed))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"context": self.context, "callbacks": ()}  # callbacks belong to this process
+
+
+@dataclass(frozen=True)
+class PreparedTrial:
+    """A trial with its rows, its fine-tuning config and the key of its result."""
+
+    context: ExperimentContext
+    point: GridPoint
+    run_config: RunConfig | None
+    train: Records
+    valid: Records
+    key: str
+
+    def lookup(self) -> Outcome | None:
+        point = self.point
+        return ResultCache(self.context.folder).get(
+            point, self.key, is_complete=lambda cached: cached["shown"] or not point.analyze_errors
+        )
+
+    def run(self, callbacks: Sequence[Callback]) -> Outcome:
+        return ResultCache(self.context.folder).run(self.point, self.key, partial(self.train_and_evaluate, callbacks))
+
+    def train_and_evaluate(self, callbacks: Sequence[Callback]) -> TrialResult:
+        point, kind = self.point, ARM_KINDS.get(self.point.arm.kind)
+        result = kind.run_trial(self.context, point, self.run_config, self.train, self.valid, callbacks)
         position = {"arm": point.arm.name, "labels": point.labels, "seed": point.seed}
         return result | {"shown": point.analyze_errors} | position
-
-    return ResultCache(context.folder).get_or_run(
-        point,
-        trial_key(context, point, run_config, train, valid),
-        run,
-        is_complete=lambda cached: cached["shown"] or not point.analyze_errors,
-    )
 
 
 def trial_config(context: ExperimentContext, point: GridPoint, train: Records) -> RunConfig | None:

@@ -1,27 +1,25 @@
-"""The experiment grid of compare and sweep: each trial runs once, its result is cached, processes share the work.
-
-Starting the same command several times, for example once per GPU, divides the trials among the processes.
-"""
+"""The experiment grid of compare and sweep: each trial runs once, here or on a Ray cluster; results are cached."""
 
 import json
 import logging
 import platform
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from headstock.errors import UserError
-from headstock.io import remove_stale, try_lock, write_json
+from headstock.io import lock_folder, remove_stale, write_json
 from headstock.logs import muted
 from headstock.signals import signal_of
 from headstock.train.distributed import Interrupted
+from headstock.train.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.2  # between two looks at what other processes have finished
 PACKAGES = ("headstock", "torch", "tokenizers", "scikit-learn", "numpy")
 SINGLE_SEED = "One seed only: the variation between seeds is unknown, so there are no intervals."
 
@@ -48,6 +46,35 @@ class Trial(Protocol):
 TrialT = TypeVar("TrialT", bound=Trial)
 
 
+class Trainable(ABC, Generic[TrialT]):
+    """Runs the trials of an experiment, in this process or in a copy of it on another machine."""
+
+    @property
+    @abstractmethod
+    def folder(self) -> Path:
+        """The folder of the experiment."""
+
+    @property
+    def shared_inputs(self) -> Sequence[Path] | None:
+        """Files that trials read themselves, wherever they run, as they do `folder`; None if there are none."""
+        return None
+
+    @abstractmethod
+    def lookup(self, trial: TrialT) -> "Outcome | None":
+        """The outcome of a trial that is in the cache."""
+
+    @abstractmethod
+    def run(self, trial: TrialT) -> "Outcome":
+        """The outcome from the cache, or else of running the trial."""
+
+    @abstractmethod
+    def on_worker(self, folder: Path, device: str) -> "Trainable[TrialT]":
+        """A copy that works in another folder, on the device of another machine."""
+
+
+Executor = Callable[[Trainable[Any], Sequence[Any]], Iterator[tuple[int, "Outcome"]]]
+
+
 class ResultCache:
     """The results of trials, one JSON file each under `cells/`."""
 
@@ -63,24 +90,26 @@ class ResultCache:
     def write(self, trial: Trial, result: TrialResult) -> None:
         write_json(self.path(trial), result)
 
-    def get_or_run(
-        self,
-        trial: Trial,
-        key: str,
-        run: Callable[[], TrialResult],
-        *,
-        is_complete: Callable[[TrialResult], bool] = lambda cached: True,
-    ) -> Outcome:
-        """The cached result with this key, or else that of `run`; `is_complete` may reject a cached result."""
+    def get(
+        self, trial: Trial, key: str, *, is_complete: Callable[[TrialResult], bool] = lambda cached: True
+    ) -> Outcome | None:
+        """The cached result with this key; `is_complete` may reject it."""
         cached = self.read(trial)
-        if cached.get("key") == key and is_complete(cached):
-            return Outcome(cached, is_new=False)
+        return Outcome(cached, is_new=False) if cached.get("key") == key and is_complete(cached) else None
+
+    def run(self, trial: Trial, key: str, run: Callable[[], TrialResult]) -> Outcome:
+        """The result of `run`, which is cached."""
         start = time.monotonic()
         with muted():
             result = run()
         result = {"seconds": round(time.monotonic() - start, 3)} | result | {"key": key}
         self.write(trial, result)
         return Outcome(result, is_new=True)
+
+
+def trial_run(name: str, *, folder: Path, home: Path | None) -> RunFolder:
+    """The run that a trial saves. On another machine it lies in a temporary `folder`, but is named by its `home`."""
+    return RunFolder(folder / "runs" / name, name=str(home / "runs" / name) if home else "")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -98,22 +127,24 @@ def check_folder(folder: Path) -> None:
 
 
 def run_grid(
-    folder: Path,
+    trainable: Trainable[TrialT],
     trials: Sequence[TrialT],
-    run_trial: Callable[[TrialT], Outcome],
     *,
+    execute: Executor | None = None,
     format_score: Callable[[TrialResult], str],
     on_result: Callable[[int, dict[int, TrialResult]], None] = lambda index, results: None,
 ) -> list[TrialResult]:
     """The result of every trial, in the order of `trials`.
 
-    `on_result` is called after each trial with its index and all results so far.
+    `execute` decides where trials run; by default in this process. `on_result` is called after each trial with its
+    index and all results so far.
     """
+    folder = trainable.folder
     remove_stale(folder / "cells")
     results: dict[int, TrialResult] = {}
     width = max(len(trial.label) for trial in trials)
     with explain_interruption(lambda: f"{len(results)} of {len(trials)} trials are saved in {folder}"):
-        for index, (result, is_new) in execute(folder, trials, run_trial):
+        for index, (result, is_new) in (execute or run_here)(trainable, trials):
             results[index] = result
             progress = f"{len(results):3d}/{len(trials)}  {trials[index].label:{width}s}"
             log_outcome(progress, format_score(result), Outcome(result, is_new))
@@ -126,29 +157,10 @@ def log_outcome(progress: str, score: str, outcome: Outcome) -> None:
     logger.info("%s  %s  %s", progress, score, duration)
 
 
-def execute(
-    folder: Path, trials: Sequence[TrialT], run_trial: Callable[[TrialT], Outcome]
-) -> Iterator[tuple[int, Outcome]]:
-    """Run trials in this process and yield each index and outcome as it becomes available.
-
-    This is the only place that decides where trials run. Trials that another process is running are collected at the
-    end, from the cache.
-    """
-    pending, is_waiting = list(range(len(trials))), False
-    while pending:
-        before = len(pending)
-        for index in list(pending):
-            with try_lock(claim_path(folder, trials[index].name)) as acquired:
-                if not acquired:
-                    continue
-                outcome = run_trial(trials[index])
-            pending.remove(index)
-            yield index, outcome
-        if len(pending) == before:
-            if not is_waiting:
-                logger.info("waiting for %d trials that other processes are running", len(pending))
-            is_waiting = True
-            time.sleep(POLL_SECONDS)
+def run_here(trainable: Trainable[TrialT], trials: Sequence[TrialT]) -> Iterator[tuple[int, Outcome]]:
+    """Run trials in this process and yield each index and outcome."""
+    for index, trial in enumerate(trials):
+        yield index, trainable.run(trial)
 
 
 @contextmanager
@@ -162,19 +174,13 @@ def explain_interruption(saved: Callable[[], str]) -> Iterator[None]:
 
 
 @contextmanager
-def exclusive(folder: Path, name: str) -> Iterator[None]:
-    """Hold the lock `name` for a block; other processes wait."""
-    while True:
-        with try_lock(claim_path(folder, name)) as acquired:
-            if acquired:
-                yield
-                return
-        time.sleep(POLL_SECONDS)
-
-
-def claim_path(folder: Path, name: str) -> Path:
-    """An empty lock file. It is never removed: a lock on a removed file would not exclude a newly created one."""
-    return folder / "claims" / name
+def lock_experiment(folder: Path) -> Iterator[None]:
+    """Hold the lock on an experiment's folder; a second process is refused. A process that dies loses its lock."""
+    check_folder(folder)
+    with lock_folder(folder) as acquired:
+        if not acquired:
+            raise UserError(f"{folder}: another process is using this folder (--on ray runs trials side by side)")
+        yield
 
 
 def total_seconds(elapsed: float, trials: Sequence[TrialResult]) -> float:

@@ -5,7 +5,6 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,8 @@ import numpy as np
 
 from headstock.data.corpus import read_corpus
 from headstock.errors import ConfigError, UserError
-from headstock.experiments.grid import (
-    TrialResult,
-    check_folder,
-    exclusive,
-    execute,
-    explain_interruption,
-    log_outcome,
-    run_grid,
-)
+from headstock.experiments.grid import TrialResult, explain_interruption, lock_experiment, log_outcome, run_grid
+from headstock.experiments.ray_trials import Placement, place_trials
 from headstock.experiments.recipe import fixed_setting_problems, given_options
 from headstock.experiments.sweep_search import import_optuna, successive_halving, tpe_search
 from headstock.experiments.sweep_settings import SweepPlan, SweepSettings, corner_points, draw_points, make_plan
@@ -31,12 +23,13 @@ from headstock.experiments.sweep_trials import (
     Finetuning,
     Pretraining,
     SweepKind,
+    SweepTrainable,
     SweepTrial,
-    run_trial,
 )
 from headstock.io import rank_and_size, remove_stale, write_json
 from headstock.report.sweep_points import Point, canonical, format_metric, point_label
 from headstock.train.callbacks import Callback
+from headstock.train.distributed import choose_device
 from headstock.train.settings import RunConfig, assign_sections
 
 logger = logging.getLogger(__name__)
@@ -65,6 +58,9 @@ def sweep(
     config_file: str | Path | None = None,
     settings: dict[str, Any] | None = None,
     device: str = "auto",
+    on: str | None = None,
+    gpus_per_trial: float | None = None,
+    cpus_per_trial: float | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Train every point of a grid such as `{"depth": [2, 4], "lr": [1e-3, 3e-3]}`; returns what results.json holds.
@@ -73,7 +69,8 @@ def sweep(
     metric on the validation rows. `sample` draws a number of points; values may then be ranges, as in
     `{"lr": "1e-4..1e-2"}`. With `method="tpe"` the points are proposed by a tree-structured Parzen estimator; with
     "asha" they are random, and at each rung only one in `reduction` of them goes on. The result of every trial (point,
-    seed) is saved in the folder `out`: repeating the call continues an interrupted sweep.
+    seed) is saved in the folder `out`: repeating the call continues an interrupted sweep. With `on="ray"` or
+    `"ray:ADDRESS"` trials run as Ray tasks: those of a grid side by side, those of a search as far as it asks for them.
     """
     start, folder = time.monotonic(), Path(out)
     corpus = [corpus] if isinstance(corpus, str | Path) else list(corpus)
@@ -82,28 +79,31 @@ def sweep(
     options = given_options(SweepSettings, locals() | {"corpus": corpus or None, "valid": valid or None})
     plan = make_plan(config_file, options, grid or {}, settings or {}, preset=preset, objective=objective)
     check_plan(plan)
-    check_folder(folder)
-    method = plan.sweep.search_method
-    if method == "tpe":
-        import_optuna()
-        points = corner_points(plan.grid)  # to check; those of the search are not known yet
-    else:
-        points = draw_points(plan.grid, sample=plan.sweep.sample, seed=plan.sweep.seed)
-    kind: SweepKind = Finetuning(plan, folder, device) if plan.kind == "finetune" else Pretraining(plan, folder, device)
-    kind.read(configure_all(plan, kind, points))
-    build_all(points, lambda point: kind.complete(kind.configure(point, plan.sweep.seed)))
-    if plan.sweep.seeds < 2:
-        logger.info("with a single seed there are no intervals; use --seeds 2 or more")
-    if method == "tpe":
-        points, results_by_point = run_tpe(plan, kind, callbacks)
-    elif method == "asha":
-        results_by_point = run_asha(plan, kind, points, callbacks)
-    else:
-        results_by_point = run_sweep_grid(plan, kind, points, callbacks)
-    with exclusive(folder, "best"):
-        best = keep_best(plan, kind, points, results_by_point, callbacks)
-    results = summarize_sweep(plan, kind, points, results_by_point, best, seconds=time.monotonic() - start)
-    write_json(folder / "results.json", results)
+    placing = place_trials(on, device, gpus_per_trial=gpus_per_trial, cpus_per_trial=cpus_per_trial)
+    with lock_experiment(folder):
+        method = plan.sweep.search_method
+        if method == "tpe":
+            import_optuna()
+            points = corner_points(plan.grid)  # to check; those of the search are not known yet
+        else:
+            points = draw_points(plan.grid, sample=plan.sweep.sample, seed=plan.sweep.seed)
+        kind_class = Finetuning if plan.kind == "finetune" else Pretraining
+        kind: SweepKind = kind_class(plan, folder, choose_device("cpu" if on else device))
+        kind.read(configure_all(plan, kind, points))
+        build_all(points, lambda point: kind.complete(kind.configure(point, plan.sweep.seed)))
+        if plan.sweep.seeds < 2:
+            logger.info("with a single seed there are no intervals; use --seeds 2 or more")
+        with placing as placement:
+            kind.device = placement.device
+            if method == "tpe":
+                points, results_by_point = run_tpe(plan, kind, placement, callbacks)
+            elif method == "asha":
+                results_by_point = run_asha(plan, kind, points, placement, callbacks)
+            else:
+                results_by_point = run_sweep_grid(plan, kind, points, placement, callbacks)
+            best = keep_best(plan, kind, points, results_by_point, placement, callbacks)
+        results = summarize_sweep(plan, kind, points, results_by_point, best, seconds=time.monotonic() - start)
+        write_json(folder / "results.json", results)
     return results
 
 
@@ -223,7 +223,7 @@ def trials_of(plan: SweepPlan, point: Point) -> list[SweepTrial]:
 
 
 def run_sweep_grid(
-    plan: SweepPlan, kind: SweepKind, points: list[Point], callbacks: Sequence[Callback]
+    plan: SweepPlan, kind: SweepKind, points: list[Point], placement: Placement, callbacks: Sequence[Callback]
 ) -> list[list[TrialResult]]:
     """The results of each point, one per seed."""
     trials, seeds = [trial for point in points for trial in trials_of(plan, point)], plan.sweep.seeds
@@ -239,9 +239,9 @@ def run_sweep_grid(
             remove_runs(plan, kind, [points[number] for number in finished], list(finished.values()))
 
     results = run_grid(
-        kind.folder,
+        SweepTrainable(kind, plan.sweep.keep, callbacks=callbacks),
         trials,
-        partial(run_trial, kind, keep=plan.sweep.keep, callbacks=callbacks),
+        execute=placement.execute,
         format_score=lambda result: f"{kind.metric} {format_trial(kind.metric, result)}",
         on_result=remove_worse_runs,
     )
@@ -249,12 +249,12 @@ def run_sweep_grid(
 
 
 def run_tpe(
-    plan: SweepPlan, kind: SweepKind, callbacks: Sequence[Callback]
+    plan: SweepPlan, kind: SweepKind, placement: Placement, callbacks: Sequence[Callback]
 ) -> tuple[list[Point], list[list[TrialResult]]]:
     """The points that TPE proposes, and the results of each, one per seed."""
     sweep = plan.sweep
     assert sweep.sample is not None
-    run = TrialRunner(plan, kind, callbacks)
+    run = TrialRunner(plan, kind, placement, callbacks)
 
     def evaluate(points: list[Point]) -> list[float | None]:
         results = run([trial for point in points for trial in trials_of(plan, point)])
@@ -282,10 +282,10 @@ def run_tpe(
 
 
 def run_asha(
-    plan: SweepPlan, kind: SweepKind, points: list[Point], callbacks: Sequence[Callback]
+    plan: SweepPlan, kind: SweepKind, points: list[Point], placement: Placement, callbacks: Sequence[Callback]
 ) -> list[list[TrialResult]]:
     """The results of each point, one per seed; a point that is pruned, or fails, has that of the first seed alone."""
-    run = TrialRunner(plan, kind, callbacks)
+    run = TrialRunner(plan, kind, placement, callbacks)
     trials = [trials_of(plan, point) for point in points]
     results: dict[int, list[TrialResult]] = {}
 
@@ -298,24 +298,24 @@ def run_asha(
     logger.info("%d points, the better ones to the end with %d seeds", len(points), plan.sweep.seeds)
     with run.explain_interruption():
         survivors = successive_halving(len(points), reduction=plan.sweep.reduction, evaluate=evaluate)
-        for number in survivors:
-            results[number] = run(trials[number])
-            run.add([points[number]], [results[number]])
+        complete, seeds = run([trial for number in survivors for trial in trials[number]]), plan.sweep.seeds
+        results |= {number: complete[i * seeds : (i + 1) * seeds] for i, number in enumerate(survivors)}
+        run.add([points[number] for number in survivors], [results[number] for number in survivors])
     return [results[number] for number in range(len(points))]
 
 
 class TrialRunner:
     """Runs trials as a search asks for them, logs them, and removes the runs of points that are not the best."""
 
-    def __init__(self, plan: SweepPlan, kind: SweepKind, callbacks: Sequence[Callback]):
-        self.plan, self.kind, self.callbacks = plan, kind, callbacks
+    def __init__(self, plan: SweepPlan, kind: SweepKind, placement: Placement, callbacks: Sequence[Callback]):
+        self.plan, self.kind, self.execute, self.callbacks = plan, kind, placement.execute, callbacks
         self.points, self.results_by_point, self.trials = list[Point](), list[list[TrialResult]](), 0
         remove_stale(kind.folder / "cells")
 
     def __call__(self, trials: Sequence[SweepTrial], *, stop_after: int | None = None) -> list[TrialResult]:
         kind, results = self.kind, dict[int, TrialResult]()
-        run = partial(run_trial, kind, keep=self.plan.sweep.keep, callbacks=self.callbacks, stop_after=stop_after)
-        for index, outcome in execute(kind.folder, trials, run):
+        trainable = SweepTrainable(kind, self.plan.sweep.keep, stop_after=stop_after, callbacks=self.callbacks)
+        for index, outcome in self.execute(trainable, trials):
             results[index] = outcome.result
             self.trials += 1
             score = f"{kind.metric} {format_trial(kind.metric, outcome.result)}"
@@ -360,6 +360,7 @@ def keep_best(
     kind: SweepKind,
     points: list[Point],
     results_by_point: list[list[TrialResult]],
+    placement: Placement,
     callbacks: Sequence[Callback],
 ) -> SweepTrial | None:
     """The best trial of the best point. Its run is kept; it is trained again if its weights were removed earlier."""
@@ -377,6 +378,7 @@ def keep_best(
     if not with_run:
         logger.info("training the best trial again (%s): its weights were not kept", trial.label)
         with explain_interruption(lambda: f"all trials are saved in {kind.folder}"):
-            run_trial(kind, trial, keep=plan.sweep.keep, needs_run=True, callbacks=callbacks)
+            trainable = SweepTrainable(kind, plan.sweep.keep, needs_run=True, callbacks=callbacks)
+            list(placement.execute(trainable, [trial]))
     remove_runs(plan, kind, points, results_by_point, best_seed=trial.seed)
     return trial

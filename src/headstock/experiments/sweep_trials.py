@@ -5,15 +5,19 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
+
+import torch
 
 from headstock import __version__
 from headstock.data.corpus import Corpus
 from headstock.data.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
+from headstock.data.urls import is_url
 from headstock.errors import DivergenceError, UserError
-from headstock.experiments.grid import Outcome, ResultCache, TrialResult
+from headstock.experiments.grid import Outcome, ResultCache, Trainable, TrialResult, trial_run
 from headstock.experiments.sweep_settings import SweepPlan
 from headstock.experiments.trial_evaluation import fit_run, serialize_metric
 from headstock.io import fingerprint, sha256
@@ -65,11 +69,17 @@ class SweepKind(ABC):
     metric: str  # by which points are ranked
     task: LabelledTask | None = None  # computes metrics per row; None for pretraining
 
-    def __init__(self, plan: SweepPlan, folder: Path):
-        self.plan, self.folder = plan, folder
+    def __init__(self, plan: SweepPlan, folder: Path, device: torch.device):
+        self.plan, self.folder, self.device = plan, folder, device
+        self.home: Path | None = None  # the sweep's folder, if `folder` is a temporary one on another machine
+
+    @property
+    def shared_inputs(self) -> Sequence[Path] | None:
+        """Files that trials on other machines must see, as the sweep's folder too; None if there are none."""
+        return None
 
     def run_folder(self, trial: SweepTrial) -> RunFolder:
-        return RunFolder(self.folder / "runs" / trial.name)
+        return trial_run(trial.name, folder=self.folder, home=self.home)
 
     def settings_of(self, point: Point, seed: int, options: dict[str, Any]) -> dict[str, Any]:
         """The settings of a trial: those of every point, those of the point, and `options` that are not empty."""
@@ -144,10 +154,12 @@ def run_trial(
     needs_run: bool = False,
     callbacks: Sequence[Callback],
     stop_after: int | None = None,
-) -> Outcome:
+    cached_only: bool = False,
+) -> Outcome | None:
     """With `needs_run` a cached result needs its run folder too. `keep` marks the run as permanent.
 
-    With `stop_after`, the trial is stopped after that many validations; a later call continues it.
+    With `stop_after`, the trial is stopped after that many validations; a later call continues it. With `cached_only`,
+    the trial is not trained, and None if it would have to be.
     """
     cache, run = ResultCache(kind.folder), kind.run_folder(trial)
     config = kind.complete(kind.configure(trial.point, trial.seed))
@@ -184,13 +196,63 @@ def run_trial(
             return stop_after is not None and len(cached["curves"][kind.curve_metric]) >= stop_after
         return cached["failed"] or not (keep or needs_run) or run.is_finished()
 
-    outcome = cache.get_or_run(trial, key, train, is_complete=is_complete)
+    outcome = cache.get(trial, key, is_complete=is_complete)
+    if outcome is None and cached_only:
+        return None
+    outcome = outcome or cache.run(trial, key, train)
     result = outcome.result
     if keep and not result["kept"]:
         cache.write(trial, result := result | {"kept": True})
     # a file has all metrics, so that points can be ranked by another one
     scores = {"score": result["metrics"].get(kind.metric), "curve": result["curves"].get(kind.curve_metric, [])}
     return Outcome(result | scores, outcome.is_new)
+
+
+@dataclass(frozen=True)
+class SweepTrainable(Trainable[SweepTrial]):
+    """Runs the trials of a sweep, as `run_trial` does with these options."""
+
+    kind: SweepKind
+    keep: bool
+    needs_run: bool = False
+    stop_after: int | None = None
+    callbacks: Sequence[Callback] = ()
+
+    @property
+    def folder(self) -> Path:
+        return self.kind.folder
+
+    @property
+    def shared_inputs(self) -> Sequence[Path] | None:
+        return self.kind.shared_inputs
+
+    def lookup(self, trial: SweepTrial) -> Outcome | None:
+        return self.call(trial, cached_only=True)
+
+    def run(self, trial: SweepTrial) -> Outcome:
+        outcome = self.call(trial)
+        assert outcome is not None
+        return outcome
+
+    def call(self, trial: SweepTrial, *, cached_only: bool = False) -> Outcome | None:
+        return run_trial(
+            self.kind,
+            trial,
+            keep=self.keep,
+            needs_run=self.needs_run,
+            callbacks=self.callbacks,
+            stop_after=self.stop_after,
+            cached_only=cached_only,
+        )
+
+    def on_worker(self, folder: Path, device: str) -> "SweepTrainable":
+        kind = copy(self.kind)
+        kind.folder, kind.device = folder, choose_device(device)
+        kind.home = None if folder == self.folder else self.folder
+        return replace(self, kind=kind)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"callbacks": ()}  # which belong to this process
 
 
 class Pretraining(SweepKind):
@@ -201,9 +263,8 @@ class Pretraining(SweepKind):
 
     lower, continues = True, True
 
-    def __init__(self, plan: SweepPlan, folder: Path, device: str):
-        super().__init__(plan, folder)
-        self.device = device
+    def __init__(self, plan: SweepPlan, folder: Path, device: torch.device):
+        super().__init__(plan, folder, device)
         self.metric = "loss" if plan.sweep.by == "auto" else plan.sweep.by
         self.tokenizers: dict[str, tuple[Tokenizer, Path]] = {}
         self.corpora: dict[str, tuple[Corpus, str]] = {}  # by how they are read, with their fingerprints
@@ -211,6 +272,13 @@ class Pretraining(SweepKind):
     @property
     def curve_metric(self) -> str:
         return self.metric
+
+    @property
+    def shared_inputs(self) -> Sequence[Path]:
+        """The text may be large, and an interrupted trial continues from the checkpoints in its run folder."""
+        texts = [file for corpus, _ in self.corpora.values() for file in corpus.data_files]
+        files = [file.path for file in texts if not is_url(file.name)]  # a worker downloads URLs itself
+        return [*files, *(path for _, path in self.tokenizers.values()), *([self.plan.file] if self.plan.file else [])]
 
     def preset_and_settings(self, point: Point, seed: int) -> tuple[str | None, dict[str, Any]]:
         """As `pretrain` takes them."""
@@ -284,7 +352,7 @@ class Pretraining(SweepKind):
             tokenizer=self.tokenizer_of(config)[1],
             settings=settings,
             resume=True,
-            device=self.device,
+            device=self.device.type,
             callbacks=callbacks,
         )
         rows = run.read_metrics()
@@ -308,10 +376,10 @@ class Finetuning(SweepKind):
 
     lower, continues = False, False
 
-    def __init__(self, plan: SweepPlan, folder: Path, device: str):
-        super().__init__(plan, folder)
+    def __init__(self, plan: SweepPlan, folder: Path, device: torch.device):
+        super().__init__(plan, folder, device)
         assert plan.sweep.run is not None
-        self.source, self.distributed = open_run(plan.sweep.run), DistributedContext(choose_device(device))
+        self.source = open_run(plan.sweep.run)
         self.task_class = resolve.labelled_task(plan.sweep.task)
         self.metric = self.task_class.primary_metric
         self.tokenizer = self.source.tokenizer()
@@ -350,7 +418,7 @@ class Finetuning(SweepKind):
         return versioned_fingerprint({"rows": self.splits.fingerprint(), "settings": settings, **parts})
 
     def train(self, trial: SweepTrial, config: RunConfig, callbacks: Sequence[Callback]) -> TrialResult:
-        train, valid, distributed = self.splits.train, self.splits.valid, self.distributed
+        train, valid, distributed = self.splits.train, self.splits.valid, DistributedContext(self.device)
         fitted, data = fit_run(
             self.source, self.task_class, config, train, valid, distributed=distributed, callbacks=callbacks
         )

@@ -51,8 +51,11 @@ class RunFolder:
     """A folder such as runs/reviews. It contains no absolute paths to itself, so it can be moved."""
 
     path: Path
+    name: str = ""  # of the run that this is a copy of
 
     def __str__(self) -> str:
+        if self.name:
+            return self.name
         if self.path.is_relative_to(hub_runs()):
             return f"hf://{self.path.relative_to(hub_runs()).as_posix()}"
         if url := url_of(self.path):

@@ -14,7 +14,6 @@ from headstock.train.finetune import parameter_counts, save_fit
 from headstock.train.fit import FitResult
 from headstock.train.labelled_data import LabelledSplits
 from headstock.train.resolve import labelled_task
-from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class FinetunedArm(ArmKind):
         if point.analyze_errors:
             attribute = attribution_for(fitted.model, task, eval_data, length=fitted.length)
             result["told"] = task.error_analysis(context.eval_records, eval_data, outputs, attribute=attribute)
-            run, splits = RunFolder(context.folder / "runs" / point.run_name), LabelledSplits(train, valid, None)
+            run, splits = context.run_folder(point.run_name), LabelledSplits(train, valid, None)
             save_fit(run, run_config, fitted, splits, distributed)
         return result
 

@@ -55,16 +55,17 @@ class PromptArm(ArmKind):
         valid: Records,
         callbacks: Sequence[Callback],
     ) -> TrialResult:
-        assert point.arm.run is not None
+        run = point.arm.run
+        assert run is not None
         settings = config.from_dict(PromptSettings, point.arm.settings, prefix=f"arms.{point.arm.name}")
         order = stratified_order(train.strata, seed=point.seed)[: settings.shots]
         examples = tuple((train.display_texts[row], train.columns["label"][row]) for row in order)
-        weights = sha256(point.arm.run.weights_file)  # a run may be trained again at the same path
+        weights = sha256(run.weights_file)  # a run may be trained again at the same path
         device, classes = str(context.distributed.device), context.task.config.classes
 
         def probabilities(records: Records) -> np.ndarray:
             texts = tuple(records.display_texts)
-            return prompt_probabilities(str(point.arm.run), weights, device, settings, classes, examples, texts)
+            return prompt_probabilities(str(run.path), weights, device, settings, classes, examples, texts)
 
         return evaluate_probabilities(
             context.task,

@@ -5,6 +5,7 @@ import json
 import logging
 import platform
 import random
+import socket
 import statistics
 import subprocess
 import sys
@@ -41,6 +42,7 @@ from headstock.inference.pipeline import load
 from headstock.io import write_json
 from headstock.logs import muted
 from headstock.planner.machine import device_name, median_seconds
+from headstock.ray_cluster import alive_nodes, check_nodes, connect, largest, run_tasks
 from headstock.train.distributed import choose_device
 from headstock.train.finetune import finetune
 from headstock.train.models import blueprint
@@ -85,23 +87,59 @@ def bench(
     peers: Path | None = None,
     nanogpt: Path | None = None,
     out: Path | None = None,
+    on: str | None = None,
 ) -> dict[str, Any]:
-    """Run the measurements and write them to `out`. With `quick` they only show that everything works."""
+    """Run the measurements and write them to `out`. With `quick` they only show that everything works.
+
+    With `on="ray"` or `"ray:ADDRESS"` each part is a Ray task, and each row names the node that it was measured on.
+    """
     names = [*PARTS, "peers"]
     if unknown := [name for name in only or [] if name not in names]:
         raise UserError(f"--only {unknown[0]}: must be one of {', '.join(names)}")
-    torch_device, measurements = choose_device(device), list[Measurement]()
-    for name, measure in PARTS.items():
-        if not only or name in only:
+    parts: dict[str, Part] = {name: partial(measure, quick=quick) for name, measure in PARTS.items()}
+    parts["peers"] = partial(bench_peers, quick=quick, folder=peers, nanogpt=nanogpt)
+    parts = {name: measure for name, measure in parts.items() if not only or name in only}
+    if on is not None:
+        environment, rows = bench_on_ray(parts, on, device)
+    else:
+        torch_device, rows = choose_device(device), []
+        for name, measure in parts.items():
             logger.info("measuring: %s", name)
-            measurements += measure(torch_device, quick=quick)
-    if not only or "peers" in only:
-        measurements += bench_peers(torch_device, quick=quick, folder=peers, nanogpt=nanogpt)
-    rows = [measurement.to_dict() for measurement in measurements]
-    results = environment_info(torch_device) | {"quick": quick, "results": rows}
+            rows += [measurement.to_dict() for measurement in measure(torch_device)]
+        environment = environment_info(torch_device)
+    results = environment | {"quick": quick, "results": rows}
     if out is not None:
         write_json(out, results)
     return results
+
+
+Part = Callable[[torch.device], list[Measurement]]
+
+
+def bench_on_ray(parts: dict[str, Part], on: str, device: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The environments, as one, and the rows of all parts. A part takes all CPUs of a node, so it runs there alone."""
+    with connect(on):
+        check_nodes()
+        needs_gpu = device == "cuda" or (device == "auto" and largest("GPU") >= 1)
+        nodes = [node for node in alive_nodes() if not needs_gpu or node["Resources"].get("GPU", 0) >= 1]
+        arguments = [(measure, "cuda" if needs_gpu else "cpu") for measure in parts.values()]
+        measured: dict[int, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
+        for index, result in run_tasks(
+            measure_on_node, arguments, names=list(parts), cpus=max(1, largest("CPU", nodes)), gpus=float(needs_gpu)
+        ):
+            measured[index] = result
+            logger.info("measured: %s on %s", list(parts)[index], result[0]["host"])
+    environments = [measured[index][0] for index in range(len(parts))]
+    devices = sorted({environment["device"] for environment in environments})
+    environment = environments[0] | {"device": ", ".join(devices)}
+    environment.pop("host")
+    return environment, [row for index in range(len(parts)) for row in measured[index][1]]
+
+
+def measure_on_node(measure: Part, device: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    torch_device, host = choose_device(device), socket.gethostname()
+    rows = [measurement.to_dict() | {"node": host} for measurement in measure(torch_device)]
+    return environment_info(torch_device) | {"host": host}, rows
 
 
 def environment_info(device: torch.device) -> dict[str, Any]:

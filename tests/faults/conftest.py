@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.faults.fuzzing import Target
 from tests.faults.harness import RESULTS, amount, is_full
 
 __all__ = ["amount"]
@@ -26,3 +27,11 @@ def record() -> Callable[..., None]:
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
     return record
+
+
+@pytest.fixture(scope="session")
+def targets(tmp_path_factory) -> dict[str, list[Target]]:
+    """The readers that get hostile files, by kind, with a valid input for each."""
+    from tests.faults.targets import make_targets
+
+    return make_targets(tmp_path_factory.mktemp("valid"))

@@ -128,8 +128,10 @@ def mutate_safetensors(data: bytes, pick: random.Random) -> bytes:
         return mutate_bytes(data, pick)
     (length,) = struct.unpack("<Q", data[:8])
     header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
-    names = [name for name in header if name != "__metadata__"]
     for _ in range(pick.randint(1, 3)):
+        names = [name for name in header if name != "__metadata__"]
+        if not names:
+            break
         entry, way = header[pick.choice(names)], pick.randrange(6)
         if way == 0 and isinstance(entry, dict):
             entry["shape"] = [pick.choice([0, 1, -1, 2**31, 2**62, 2**63, 3, 1.5]) for _ in range(pick.randint(0, 5))]
@@ -143,8 +145,6 @@ def mutate_safetensors(data: bytes, pick: random.Random) -> bytes:
             header = _changed(header, pick)
             if not isinstance(header, dict):
                 break
-            names = [name for name in header if name != "__metadata__"] or names
-            header.setdefault(names[0], {})
     text = json.dumps(header).replace(f'"{DEEP}"', "[" * 3000 + "]" * 3000).encode()
     size = pick.choice([len(text)] * 6 + [len(text) + 1, 0, 2**20, 10**8, 10**8 + 1, 2**63, 2**64 - 1])
     body = body[: pick.choice([len(body)] * 4 + [0, 1])] + b"x" * pick.choice([0] * 4 + [9])

@@ -9,7 +9,6 @@ import pytest
 
 from tests.faults.fuzzing import MEGABYTES, SECONDS, Target, fuzz
 from tests.faults.harness import amount
-from tests.faults.targets import make_targets
 
 INPUTS = {  # by kind of file: in make test, in make faults
     "safetensors": (150, 40_000),
@@ -18,11 +17,6 @@ INPUTS = {  # by kind of file: in make test, in make faults
     "data": (80, 7_000),
     "reports": (8, 3_000),
 }
-
-
-@pytest.fixture(scope="module")
-def targets(tmp_path_factory) -> dict[str, list[Target]]:
-    return make_targets(tmp_path_factory.mktemp("valid"))
 
 
 @pytest.mark.parametrize("kind", INPUTS)

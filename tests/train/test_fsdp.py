@@ -194,9 +194,10 @@ def test_weights_are_gathered_in_the_precision_of_the_run_and_kept_in_float32(po
     assert reduced["loss"] == mixed["loss"] and reduced["norm"] != mixed["norm"]
 
 
-def test_offloaded_and_recomputing_processes_learn_what_one_does(corpus, tmp_path, one):
-    options = ["--set=cpu_offload=true", "--set=activation_checkpointing=true"]
+def test_offloaded_recomputing_and_saving_processes_learn_what_one_does(corpus, tmp_path, one):
+    options = ["--set=cpu_offload=true", "--set=activation_checkpointing=true", "--set=async_save=true"]
     run = train_ranks(tmp_path / "rank", 2, corpus, tmp_path / "run", *options)
+    assert find_damage(run.checkpoints / "step-12") is None
     for name, curve in curves(one).items():
         assert curves(run)[name] == pytest.approx(curve, abs=1e-5), name
 

@@ -240,8 +240,14 @@ def open_index(
     }
     folder = (cache or cache_folder()) / "search" / fingerprint(key)[:32]
     if reused := is_whole(folder):
-        logger.info(f"reusing the index in {folder}")
-    else:
+        try:
+            index = SearchIndex(pipeline, settings, folder, documents.names, reused=True)
+            logger.info(f"reusing the index in {folder}")
+            return index
+        except (ValueError, KeyError, OSError, EOFError) as error:  # arrays with a pickle in them are among these
+            logger.warning(f"{folder}: the index is damaged ({error}); building it again")
+            reused = False
+    if not reused:
         try:
             with atomic_folder(folder) as temporary:
                 build_index(pipeline, documents, settings, temporary)

@@ -18,7 +18,7 @@ from headstock.errors import UserError
 from headstock.tasks.base import TASKS, Task
 from headstock.tasks.labelled import is_labelled
 from headstock.train.model_card import write_card
-from headstock.train.models import build_model, build_task
+from headstock.train.models import build_limited_model, build_task
 from headstock.train.run_folder import RunFolder, tokenizer_fingerprints
 from headstock.train.settings import RunConfig, make_config
 from headstock.train.tensors import check_finite
@@ -73,7 +73,8 @@ def write_imported_run(
         config = replace(config, tokenizer=replace(config.tokenizer, kind=tokenizer.kind))
     check_finite(tensors, source=source)
     task = build_task(config, tokenizer)
-    model = build_model(config, task)
+    values = sum(tensor.numel() for tensor in tensors.values())
+    model = build_limited_model(config, task, values=values, source=source)
     model.load_tensors(tensors, source=source)
     run = RunFolder(out)
     data: dict[str, Any] = {"fingerprint": "imported", **tokenizer_fingerprints(tokenizer)}

@@ -3,10 +3,13 @@
 import logging
 import math
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -20,6 +23,7 @@ from headstock.model.model import Model
 from headstock.train.checkpoint_files import (
     PARTS,
     PROGRESS,
+    copy_to_host,
     load_checkpoint,
     read_checkpoint_shapes,
     read_part,
@@ -132,6 +136,24 @@ class Checkpointer:
             tensors = self.model.tensors() if self.ema is None else self.ema.tensors
             self.best = {name: tensor.clone() for name, tensor in tensors.items()}
 
+    def check(self) -> None:
+        """Raise the error of a save in the background that has failed."""
+
+    def wait(self) -> None:
+        """Wait for a save in the background, and raise its error."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Wait for a save in the background, also when the run ends with an error."""
+        try:
+            self.wait()
+        except WorkError as problem:
+            if error is None:
+                raise
+            logger.warning(str(problem))
+
     def finish(self, state: TrainState) -> None:
         """Load the final weights into the model: the best, the averaged or the last ones."""
         if self.settings.weights == "best" and self.best is not None:
@@ -142,11 +164,17 @@ class Checkpointer:
 
 @dataclass
 class DiskCheckpointer(Checkpointer):
-    """Writes checkpoints to the run folder and resumes from the newest valid one."""
+    """Writes checkpoints to the run folder and resumes from the newest valid one.
+
+    With `async_save`, training continues while a thread writes a copy of the state; at most one save is in progress.
+    """
 
     run: RunFolder = field(kw_only=True)
     distributed: DistributedContext = field(kw_only=True)
     group: Any = None  # of the processes that write shards; None: rank 0 writes whole tensors
+    thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "checkpoint"))
+    saving: Future[None] | None = None  # the save in progress
+    buffers: dict[str, Tensor] = field(default_factory=dict)  # for the copies of asynchronous saves
 
     def newest(self) -> Path | None:
         return newest_valid(self.run.checkpoints)
@@ -167,20 +195,34 @@ class DiskCheckpointer(Checkpointer):
         return state
 
     def save(self, state: TrainState) -> None:
+        self.wait()
         checkpoint = self.capture(state)
         if self.group is None and any(map(is_dtensor, checkpoint.model.values())):
-            # of its own, on the CPU: the gradients' group may be on GPUs
+            # of its own: a thread may use it at the same time as training uses the other, which may be on GPUs
             self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout()))
-        self.write(checkpoint, state.step, state.best_step)
-        self.distributed.barrier()
+        write = partial(self.write, values=checkpoint.state, step=state.step, best=state.best_step)
+        if not self.settings.async_save:
+            write(checkpoint.tensors())
+            self.distributed.barrier()
+        elif self.group is not None or self.distributed.is_main:
+            self.saving = self.thread.submit(write, copy_to_host(checkpoint.tensors(), self.buffers))
 
-    def write(self, checkpoint: Checkpoint, step: int, best: int | None) -> None:
+    def check(self) -> None:
+        if self.saving is not None and self.saving.done():
+            self.wait()
+
+    def wait(self) -> None:
+        saving, self.saving = self.saving, None
+        if saving is not None:
+            saving.result()
+
+    def write(self, tensors: Mapping[str, Tensor], values: dict[str, Any], step: int, best: int | None) -> None:
         folder = self.run.checkpoints
         try:
             if self.group is not None:
-                write_sharded_checkpoint(folder / f"step-{step}", checkpoint.tensors(), checkpoint.state, self.group)
+                write_sharded_checkpoint(folder / f"step-{step}", tensors, values, self.group)
             elif self.distributed.is_main:
-                checkpoint.write(folder / f"step-{step}")
+                write_checkpoint(folder / f"step-{step}", tensors, values)
             if self.distributed.is_main:
                 keep, every = self.settings.keep, self.settings.keep_every
                 prune(folder, written=step, keep=keep, best=best, keep_every=every)

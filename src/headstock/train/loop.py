@@ -77,7 +77,7 @@ def train(
     event = partial(Event, state=state, budget=budget, steps_per_epoch=steps_per_epoch, has_perplexity=has_perplexity)
 
     prefetcher = Prefetcher(loader.stream(lambda: step.size), size=StepLoader.PREFETCHED)
-    with Interruption(distributed) as interruption, prefetcher:
+    with Interruption(distributed) as interruption, prefetcher, checkpointer:
         while state.validation_due or (milestones.done < 1.0 and not out_of_patience(state, settings)):
             lr = settings.lr * lr_factor(budget.midpoint(state.step, state.seconds), settings)
             if not state.validation_due:  # otherwise the run was stopped after the step and before its validation
@@ -119,7 +119,9 @@ def train(
                     state.window = {"losses": meter.state(), "seen": train_metrics.state(distributed)}
                     checkpointer.save(state)
             state.seconds = clock()
+            checkpointer.check()
             if signal is not None:
+                checkpointer.wait()
                 raise Interrupted(f"stopped after step {state.step}{checkpointer.resume_hint(state.step)}", signal)
     checkpointer.finish(state)
     restore_blocks(model)

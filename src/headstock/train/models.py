@@ -22,7 +22,7 @@ from headstock.train.resolve import resolve_pretrain_config
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig, make_config, preset_file
 
-SPARE_BYTES = 1 << 30  # for buffers that the weights file does not contain
+SPARE_BYTES = 1 << 28  # for buffers that the weights file does not contain
 
 
 def build_task(run_config: RunConfig, tokenizer: Tokenizer) -> Task:
@@ -47,19 +47,24 @@ def build_checked_model(run: RunFolder, run_config: RunConfig, task: Task) -> Mo
     """
     shapes = run.shapes()
     values = check_config_sizes(run, run_config, shapes)
+    model = build_limited_model(run_config, task, values=values, source=str(run))
+    model.check_shapes(shapes, source=str(run))
+    return model
+
+
+def build_limited_model(run_config: RunConfig, task: Task, *, values: int, source: str) -> Model:
+    """A new model for weights of this many values, refused if its sizes need far more memory than they have."""
     try:
         with AllocationLimit(8 * values + SPARE_BYTES):
-            model = build_model(run_config, task)
+            return build_model(run_config, task)
     except AllocationTooLarge:
         names = ("context", "width", "vocabulary")
         sizes = ", ".join(f"model.{name} {getattr(run_config.model, name)}" for name in names)
         raise UserError(
-            f"{run}: the sizes in config.json ({sizes}) need more memory than its {values} weights"
+            f"{source}: the sizes in config.json ({sizes}) need more memory than its {values} weights"
         ) from None
     except (RuntimeError, OverflowError, TypeError) as error:
-        raise UserError(f"{run}: no model has the sizes in config.json ({str(error).splitlines()[0]})") from None
-    model.check_shapes(shapes, source=str(run))
-    return model
+        raise UserError(f"{source}: no model has the sizes in config.json ({str(error).splitlines()[0]})") from None
 
 
 def check_config_sizes(run: RunFolder, run_config: RunConfig, shapes: Mapping[str, Size]) -> int:

@@ -167,6 +167,7 @@ class TrainSettings:
     # maximum tokens per validation; unless given, validations take about 5% of the run's time
     valid_tokens: int | None = None
     checkpoint_every: int | None = None  # steps; with every validation unless given
+    async_save: bool = config.added(False)  # write checkpoints in a thread, from a copy of the state in main memory
     keep: int = 2  # newest checkpoints to keep, beside the best
     keep_every: int | None = config.added(None)  # also keep the checkpoints of every multiple of this step; 1: all
     mirror: str | None = config.added(None)  # URL that the run folder is copied to after each checkpoint

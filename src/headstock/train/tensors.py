@@ -47,8 +47,8 @@ def read_shapes(path: Path) -> dict[str, Size]:
 def _incomplete_as_user_error(path: Path) -> Iterator[None]:
     try:
         yield
-    except SafetensorError as error:
-        raise UserError(f"{path}: is not a complete safetensors file ({error})") from None
+    except (SafetensorError, TypeError, ValueError, RuntimeError) as error:  # sizes beyond 64 bits, for example
+        raise UserError(f"{path}: is not a complete safetensors file ({str(error).splitlines()[0]})") from None
 
 
 def check_finite(tensors: Mapping[str, Tensor], *, source: str) -> None:

@@ -107,9 +107,12 @@ def timed_steps(
     return rows
 
 
-def time_saves(bench: "Bench", folder: Path, *, steps: int, saves: int) -> dict[str, Any]:
-    """How much longer than the others the steps take after which a checkpoint is saved."""
-    every = steps // (saves + 1)
+def time_saves(bench: "Bench", folder: Path, *, saves: int, every: int) -> dict[str, Any]:
+    """How much longer than the others the steps take after which a checkpoint is saved.
+
+    An asynchronous save waits for the one before it, so `every` steps must take longer than writing a checkpoint.
+    """
+    steps = every * (saves + 1)
     results: dict[str, dict[str, Any]] = {}
     for name in ("none", "sync", "async"):
         settings = replace(
@@ -180,6 +183,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=6, help="timed steps per round")
     parser.add_argument("--saves", type=int, default=4)
+    parser.add_argument("--every", type=int, default=40, help="steps between two saves")
     parser.add_argument("--no-compile", action="store_true")
     default = Path(os.environ.get("OUT", Path(__file__).parent / "results")) / "fsdp.json"
     parser.add_argument("--json", type=Path, default=default, help="JSON file to write")
@@ -201,7 +205,7 @@ def main() -> None:
                 results["step"] += timed_steps(plain, "compiled", bench, args.rounds, args.steps)
                 gc.collect()
         if args.only != "step":
-            results["save"] = time_saves(bench, Path(name), steps=10 * (args.saves + 1), saves=args.saves)
+            results["save"] = time_saves(bench, Path(name), saves=args.saves, every=args.every)
     args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     dist.destroy_process_group()
 

@@ -221,8 +221,8 @@ def _is_in_use(path: Path) -> bool:
     if host not in (None, HOST):
         return time.time() - changed < ABANDONED_SECONDS
     if process == os.getpid():
-        return host is None and _start_time(process) < changed  # an earlier version's name says no more
-    return _is_alive(process) and _start_time(process) < changed + CLOCK_SKEW_SECONDS
+        return host is None and start_time(process) < changed  # an earlier version's name says no more
+    return _is_alive(process) and start_time(process) < changed + CLOCK_SKEW_SECONDS
 
 
 def _is_alive(process: int) -> bool:
@@ -237,7 +237,7 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-def _start_time(process: int) -> float:
+def start_time(process: int) -> float:
     """When a process started, in seconds since the epoch; 0 where the system does not tell."""
     try:
         ticks = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]

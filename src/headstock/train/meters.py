@@ -138,8 +138,10 @@ class MetricAccumulator:
 
     def add(self, sums: Mapping[str, Tensor], counts: Mapping[str, int]) -> None:
         for name, value in sums.items():
+            # float64 sums of float32 losses are exact: neither a resume nor the number of processes changes them
+            exact = value.detach().to(torch.float32 if value.device.type == "mps" else torch.float64)
             # a copy: a CUDA graph overwrites its outputs in the next step
-            self.sums[name] = self.sums[name] + value.detach() if name in self.sums else value.detach().clone()
+            self.sums[name] = self.sums[name] + exact if name in self.sums else exact.clone()
         for head, count in counts.items():
             self.counts[head] = self.counts.get(head, 0) + count
 

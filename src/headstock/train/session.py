@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import platform
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +16,7 @@ import torch
 from headstock import __version__, config
 from headstock.data.tokenizer import open_tokenizer
 from headstock.errors import UserError, WorkError
-from headstock.io import check_inputs, check_replaceable, lock_folder, rank_and_size, remove_stale
+from headstock.io import check_inputs, check_replaceable, lock_folder, rank_and_size, remove_stale, start_time
 from headstock.train.distributed import DistributedContext, process_group
 from headstock.train.model_card import write_card
 from headstock.train.run_folder import LAYOUT, RunFolder
@@ -41,6 +42,7 @@ def open_session(out: str | Path, *, device: str, resume: bool, overwrite: bool)
     """Lock the output folder, check it, and join the other processes. A missing run is started, also with `resume`."""
     run = RunFolder(Path(out))
     with locked_run(run):
+        resume = resume or was_started_by_this_job(run)
         check_output_folder(run, resume=resume, overwrite=overwrite)
         resuming = resume and run.exists()
         if resuming and rank_and_size()[0] == 0:
@@ -48,6 +50,17 @@ def open_session(out: str | Path, *, device: str, resume: bool, overwrite: bool)
                 remove_stale(folder)
         with process_group(device) as distributed:  # waits until every process has checked the folder
             yield Session(run, distributed, resuming)
+
+
+def was_started_by_this_job(run: RunFolder) -> bool:
+    """Whether the torchrun that started this process also started the run, before it restarted its processes.
+
+    No process creates a run before all of them have asked this. An older run is of an earlier job, also if a restart
+    finds it.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ or not run.exists():
+        return False
+    return (run.path / "data.json").stat().st_mtime > start_time(os.getppid())
 
 
 @contextmanager

@@ -14,9 +14,8 @@ import headstock
 from headstock.train import checkpoint, tensors
 from headstock.train.checkpoint import Checkpoint, newest_first, prune, step_of
 from headstock.train.tensors import find_damage, read_tensors
-from tests.faults.harness import EVERY_STATE, amount, outcome
+from tests.faults.harness import EVERY_STATE, SAVES, amount, is_full, outcome
 
-SAVES = {"whole": {}}  # ways to save a checkpoint
 STEP = 6  # of the newest checkpoint, which is damaged; the one before it is of step 3
 
 
@@ -27,7 +26,7 @@ class Saved:
     expected: dict[str, Any]  # its outcome without the interruption
 
 
-@pytest.fixture(scope="module", params=SAVES)
+@pytest.fixture(scope="module", params=SAVES if is_full() else ["whole"])
 def saved(request, corpus, tmp_path_factory) -> Saved:
     out, settings = tmp_path_factory.mktemp("damage") / "run", EVERY_STATE | {"keep": 9} | SAVES[request.param]
     headstock.pretrain(corpus, out=out, settings=settings)
@@ -104,7 +103,7 @@ def save(folder: Path, step: int, *, keep: int, best: int | None, keep_every: in
 
 def damage_one(folder: Path, pick: random.Random) -> None:
     """Cut a file of a checkpoint, or change one of its bits."""
-    file = pick.choice(sorted(folder.iterdir()))
+    file = pick.choice([path for path in sorted(folder.iterdir()) if path.stat().st_size])
     file.write_bytes(pick.choice((flip, cut))(file.read_bytes(), pick))
 
 

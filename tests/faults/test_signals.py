@@ -56,7 +56,7 @@ def cases(corpus, text, stock, files, tmp_path) -> dict[str, Case]:
         "finetune": Case([*tune, *set_options(FINETUNE)], training),
         "compare": Case(
             ["compare", stock, *rows, "--labels=24", "--seeds=2", *set_options(LONG)],
-            lambda err, out: bool(list(out.glob("claims/*"))),
+            lambda err, out: "trials" in err,
         ),
         "sweep": Case(
             ["sweep", corpus, "--grid=depth=1,2", *set_options(TINY | {"steps": 10**5})],

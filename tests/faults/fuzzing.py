@@ -198,13 +198,14 @@ def fuzz(targets: Sequence[Target], count: int) -> Outcome:
     while number < count:
         stop = min(count, number + WORKER_INPUTS)
         receiver, sender = CONTEXT.Pipe(duplex=False)
-        at, began = CONTEXT.Value("q", number), CONTEXT.Value("d", time.monotonic())
+        at, began = CONTEXT.Value("q", -1), CONTEXT.Value("d", time.monotonic())
         process = CONTEXT.Process(target=_work, args=(targets, number, stop, sender, at, began))
         process.start()
         sender.close()
         outcomes, died = _collect(process, receiver, began), None
         if process.exitcode:  # it died, or was killed because it hung
             died = at.value
+            assert died >= 0, "the worker could not read the valid inputs"
             reason = "hung" if process.exitcode == -signal.SIGKILL else f"exit code {process.exitcode}"
             target = targets[died % len(targets)].name
             outcomes.append(Outcome(1, failures=[{"target": target, "input": died, "error": f"died: {reason}"}]))

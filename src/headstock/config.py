@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import tomllib
 import typing
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,10 @@ from headstock.errors import ConfigError, UserError, did_you_mean
 
 Settings = TypeVar("Settings")
 Problems = list[tuple[str, str]]
+# settings files are small: larger ones would take many times their size in memory
+MAX_BYTES = {".json": 32 << 20, ".toml": 1 << 20}
+# a.a.a. ...: the TOML parser needs quadratic memory for it
+DEEP_KEY = re.compile(r"(?<![\w\"'-])(?:[\w\"'-]++[ \t]*+\.[ \t]*+){64}")
 QUOTED_CHARACTERS = 200  # of a value in an error message
 SECTIONS = ("model", "task", "data", "tokenizer", "train", "transfer")  # of a run's config
 
@@ -119,12 +124,17 @@ def to_dict(settings: Any, *, for_key: bool = False) -> Any:
 
 def read_settings(path: Path, *, tables: Sequence[str] = ()) -> dict[str, Any]:
     """Read a TOML or JSON settings file; the keys in `tables` must be tables where present."""
+    limit = MAX_BYTES.get(path.suffix, MAX_BYTES[".toml"])
     try:
+        if (size := path.stat().st_size) > limit:
+            raise UserError(f"{path}: has {size:,} bytes, expected settings of at most {limit:,}")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{path}: no such settings file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot read settings ({error})") from None
+    if path.suffix != ".json" and DEEP_KEY.search(text):
+        raise UserError(f"{path}: expected settings, found keys nested too deeply")
     try:
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except ValueError as error:  # both decoders raise ValueErrors that name line and column

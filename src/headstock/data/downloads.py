@@ -219,9 +219,11 @@ def _read_zip(path: Path, pattern: str) -> dict[str, bytes]:
 
 def _read_tar(path: Path, pattern: str) -> dict[str, bytes]:
     with tarfile.open(path) as archive:
-        # a link could point to any local file, so only regular members count
-        members = [member for member in archive if member.isreg() and fnmatchcase(member.name, pattern)]
-        _check_size(path, sum(member.size for member in members))
+        members = []
+        for member in archive:
+            _check_size(path, member.offset_data + member.size)  # before a large member is decompressed to skip it
+            if member.isreg() and fnmatchcase(member.name, pattern):  # a link could point to any local file
+                members.append(member)
         opened = ((member, archive.extractfile(member)) for member in members)
         return {PurePosixPath(member.name).name: file.read() for member, file in opened if file is not None}
 

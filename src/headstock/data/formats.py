@@ -22,6 +22,10 @@ ZSTD_READ_BYTES = 1 << 10  # compressed bytes per step: 4 bytes can expand to 12
 ZSTD_WINDOW_BYTES = 1 << 27  # window memory any .zst may use, as in the zstd program; large files may use more
 SAMPLE_LINES = 1000
 MAX_LINE_BYTES = 1 << 27  # enough for corpora that are a single line, such as text8
+# A decompression bomb: text of more than FREE_BYTES that is more than MAX_EXPANSION times as large as its file.
+FREE_BYTES = 1 << 26
+MAX_EXPANSION = 200  # text compresses 3 to 10 times, logs up to 50 times
+EXPANSION_VARIABLE = "HEADSTOCK_MAX_EXPANSION"
 
 
 @dataclass(frozen=True)
@@ -141,8 +145,14 @@ def read_chunks(file: DataFile) -> Iterator[bytes]:
                 from fsspec.compression import compr
 
                 stream = compr[COMPRESSIONS[file.compression]](raw, mode="r")
+            produced = 0
             while data := stream.read(READ_BYTES):
+                if file.compression:
+                    produced += len(data)
+                    check_expansion(file.name, raw.tell(), produced)
                 yield data
+    except MemoryError:
+        raise UserError(f"{file.name}: needs more memory to decompress than there is; decompress it first") from None
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise _damaged(file, error) from None
     except OSError as error:
@@ -158,7 +168,7 @@ def _decompress_zstd(raw: IO[bytes], file: DataFile) -> Iterator[bytes]:
     # A file that needs a large window is itself large, unless it was crafted to exhaust memory.
     window = min(1 << 31, max(ZSTD_WINDOW_BYTES, 16 * file.path.stat().st_size))
     decompressor = zstandard.ZstdDecompressor(max_window_size=window)
-    frame, pending = None, bytearray()
+    frame, pending, produced = None, bytearray(), 0
     while packed := raw.read(ZSTD_READ_BYTES):
         while packed:
             frame = frame or decompressor.decompressobj()
@@ -174,12 +184,28 @@ def _decompress_zstd(raw: IO[bytes], file: DataFile) -> Iterator[bytes]:
             packed = frame.unused_data if frame.eof else b""
             frame = None if frame.eof else frame
         while len(pending) >= READ_BYTES:
+            produced += READ_BYTES
+            check_expansion(file.name, raw.tell(), produced)
             yield bytes(pending[:READ_BYTES])
             del pending[:READ_BYTES]
     if pending:
         yield bytes(pending)
     if frame:
         raise EOFError("the last frame has no end")
+
+
+def check_expansion(name: str, read: int, produced: int) -> None:
+    """Refuse a file that has expanded like a decompression bomb after `read` bytes of it."""
+    if produced <= FREE_BYTES:
+        return
+    setting = os.environ.get(EXPANSION_VARIABLE, str(MAX_EXPANSION))
+    if not setting.isdecimal() or not int(setting):
+        raise UserError(f"{EXPANSION_VARIABLE}={setting}: expected a number above 0, such as {MAX_EXPANSION}")
+    if produced > int(setting) * max(1, read):
+        raise UserError(
+            f"{name}: expands to more than {setting} times its size, like a decompression bomb; "
+            f"if you trust it, set {EXPANSION_VARIABLE} to a higher number"
+        )
 
 
 def _damaged(file: DataFile, error: Exception) -> UserError:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headstock.data.formats import READ_BYTES, DataFile, expand_path, is_valid_unicode
+from headstock.data.formats import READ_BYTES, DataFile, check_expansion, expand_path, is_valid_unicode
 from headstock.data.tables import json_rows, no_column
 from headstock.data.winograd import Schema, parse_collection
 from headstock.errors import UserError
@@ -73,6 +73,7 @@ def _read_tar(file: DataFile) -> Iterator[list[MinimalPair]]:
     try:
         with tarfile.open(file.path, "r|*") as tar:
             for member in tar:
+                check_expansion(file.name, file.path.stat().st_size, member.offset_data + member.size)
                 base = Path(member.name).name.lower()
                 if not member.isfile() or not base.endswith(".jsonl") or base.startswith("."):
                     continue

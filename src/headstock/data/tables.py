@@ -14,11 +14,16 @@ from headstock.data.formats import (
     READ_BYTES,
     SAMPLE_LINES,
     DataFile,
+    check_expansion,
     is_valid_unicode,
     read_chunks,
     text_lines,
 )
 from headstock.errors import UserError, did_you_mean
+
+LONG_JSON = 1 << 24  # characters of a line from which on its lists and objects are counted
+MAX_JSON_VALUES = 1_000_000  # lists and objects in one long line: each takes more memory than its text
+PARQUET_ROWS = 128  # decoded at once; more are not faster
 
 
 def column_names(file: DataFile) -> list[str] | None:
@@ -137,6 +142,8 @@ def json_rows(file: DataFile, chunks: Iterator[bytes] | None = None) -> Iterator
     for line, text in text_lines(file, chunks):
         if not text or text.isspace():
             continue
+        if len(text) > LONG_JSON and text.count("[") + text.count("{") > MAX_JSON_VALUES:
+            raise UserError(f"{file.name}:{line}: more than {MAX_JSON_VALUES:,} lists and objects in one line")
         try:
             value = decode(text)
         except json.JSONDecodeError as error:
@@ -174,14 +181,26 @@ def _parquet_rows(file: DataFile, names: Sequence[str]) -> Iterator[tuple[int, d
         columns = [name for name in names if name in available]
         if not columns:
             raise no_column(file.name, names[0], available)
-        row = 1
+        row, produced, size = 1, 0, file.path.stat().st_size
+        _check_declared_sizes(file, table, columns, size)
         try:
-            for batch in table.iter_batches(batch_size=1000, columns=columns):
+            for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=columns):
+                produced += batch.nbytes  # a dictionary of long texts can stand for any number of rows
+                check_expansion(file.name, size, produced)
                 for values in batch.to_pylist():
                     yield row, values
                     row += 1
         except (pyarrow.ArrowException, OSError) as error:
             raise UserError(f"{file.name}: damaged near row {row} ({_first_line(error)})") from None
+
+
+def _check_declared_sizes(file: DataFile, table: Any, columns: Sequence[str], size: int) -> None:
+    """Refuse pages that would take far more memory than the file has bytes, before they are decompressed."""
+    for number in range(table.metadata.num_row_groups):
+        group = table.metadata.row_group(number)
+        parts = [group.column(i) for i in range(group.num_columns)]
+        used = [part for part in parts if part.path_in_schema.partition(".")[0] in columns]
+        check_expansion(file.name, size, max((part.total_uncompressed_size for part in used), default=0))
 
 
 def _first_line(error: Exception) -> str:

@@ -29,6 +29,7 @@ from headstock.errors import UserError, WorkError, suggest_path
 from headstock.io import write_text
 from headstock.signals import interruptible
 
+MAX_BYTES = 128 << 20  # of a tokenizer.json; the largest vocabularies have 30 MB
 LONG_TEXT = 1 << 18  # characters; longer texts are encoded in parts, so that memory does not grow with their length
 BATCH_CHARACTERS = 1 << 20  # given to the library at once
 SEAM_CHARACTERS, SEAM_ATTEMPTS = 128, 8  # context on each side of a cut, and how many cuts are tried
@@ -243,6 +244,8 @@ def open_tokenizer(path: Path) -> Tokenizer:
     if path.suffix == ".txt":
         return Tokenizer(*open_lab_vocabulary(path))
     try:
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise UserError(f"{path}: has {size:,} bytes, expected a tokenizer of at most {MAX_BYTES:,}")
         return _from_json(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as a tokenizer ({error})") from None

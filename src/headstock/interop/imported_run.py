@@ -4,6 +4,7 @@ import pickle
 import platform
 import re
 import warnings
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +28,15 @@ from headstock.train.tensors import check_finite
 def load_checkpoint(path: Path) -> Any:
     """The content of a .bin or .pt file that holds tensors only; no code in it is run."""
     try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                size = sum(member.file_size for member in archive.infolist())
+            if size > path.stat().st_size:  # torch.save does not compress
+                raise UserError(f"{path}: expands to {size:,} bytes, so torch.save did not write it; it is not loaded")
         with warnings.catch_warnings(action="ignore"):  # about pickle protocols, which the errors below name
             return torch.load(path, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
     except pickle.UnpicklingError as error:
         names = re.search(r"Unsupported (?:global|operand)[^.\n]*|GLOBAL \S+", str(error))
         detail = f" ({names[0]})" if names else ""

@@ -176,4 +176,7 @@ def read_pickled(path: Path) -> Tensors:
     content = load_checkpoint(path)
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
         raise UserError(f"{path}: expected a dictionary of tensors, found {type(content).__name__}")
+    for name, tensor in content.items():
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise UserError(f"{path}: {name} has shape {tuple(tensor.shape)}, but the file has fewer values")
     return dict(content)

@@ -58,14 +58,17 @@ def read_records(
     separator: str | None = None,
     strict: bool = True,
     skip_blank: bool = False,
+    further: Mapping[str, Parser] | None = None,
 ) -> Records:
     """Read all rows of a file; values that cannot be used are reported together.
 
     `columns` maps canonical names to the table's own, such as {"text": "review"}. An optional column may be missing
     from the file, unless `columns` names it and `strict` is set. With `separator`, a label may be a list, whose items
-    are joined by it. With `skip_blank`, rows with a blank value are left out instead of refused.
+    are joined by it. With `skip_blank`, rows with a blank value are left out instead of refused. `further`
+    columns are optional and have parsers of their own.
     """
-    parsers: dict[str, Parser] = dict.fromkeys([*required, *optional], parse_text)
+    parsers: dict[str, Parser] = dict.fromkeys([*required, *optional], parse_text) | dict(further or {})
+    optional = (*optional, *(further or {}))
     if LABEL in parsers:
         parsers[LABEL] = partial(_parse_label, separator=separator)
     file = _find_texts(path)

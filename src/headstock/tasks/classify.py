@@ -37,18 +37,28 @@ from headstock.tasks.error_analysis import MAX_ATTRIBUTED, confusions, most_conf
 from headstock.tasks.graph_spec import CLASSIFY, PAIR, SIGMOID, SOFTMAX, TRUNCATION, GraphSpec, pair_graph
 from headstock.tasks.labelled import Attribution, EncodedRows, Nouns, RowMetrics
 from headstock.tasks.pooled_text import LongText, PooledTextTask, check_windows
+from headstock.tasks.soft_labels import (
+    PROBABILITIES,
+    SoftLabelConfig,
+    parse_probabilities,
+    probability_array,
+    soft_losses,
+    with_likeliest_labels,
+)
 from headstock.tasks.widgets import Bars, DisplayPart
 
 MIN_PROBABILITY = 1e-12  # in logarithms
 
 
 @dataclass(frozen=True)
-class ClassifyConfig(ClassConfig):
+class ClassifyConfig(SoftLabelConfig):
     separator: str | None = None  # splits a label into several classes (multi-label classification)
     long: LongText = "head"
 
     def problems(self) -> list[tuple[str, str]]:
         empty = [("separator", "must be at least one character")] if self.separator == "" else []
+        if self.soft_labels and self.separator is not None:
+            empty.append(("soft_labels", "conflicts with separator: a row of several classes has hard labels"))
         return super().problems() + empty
 
 
@@ -78,7 +88,7 @@ class Classify(PooledTextTask):
 
     @classmethod
     def read_file(cls, path: str | Path, *, config: Any, **options: Any) -> Records:
-        return read_records(path, separator=config.separator, **options)
+        return read_class_records(path, config, separator=config.separator, **options)
 
     @classmethod
     def infer_settings(cls, config: Any, records: Records) -> Any:
@@ -98,14 +108,20 @@ class Classify(PooledTextTask):
     def label_array(self, records: Records) -> np.ndarray:
         return label_numbers(records, self.config)
 
+    def soft_label_array(self, records: Records) -> np.ndarray | None:
+        return probability_array(records, self.config)
+
     # From batches to predictions
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
-        return self.class_losses(self.class_scores(model, batch).float(), batch.labels["label"], smoothing)
+        return self.class_losses(self.class_scores(model, batch).float(), batch.labels, smoothing)
 
-    def class_losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> dict[str, Tensor]:
-        """From logits (N, C) and labels (N,), or (N, C) if multi-label."""
+    def class_losses(self, logits: Tensor, targets: Mapping[str, Tensor], smoothing: float) -> dict[str, Tensor]:
+        """From logits (N, C) and labels (N,), or (N, C) if multi-label, and soft labels (N, C) if there are any."""
+        labels = targets["label"]
         weights = weights_on(logits.device, self.config.class_weights) if self.config.class_weights else None
+        if PROBABILITIES in targets:
+            return soft_losses(logits, labels, targets[PROBABILITIES], weights, smoothing)
         if self.multilabel:
             return multilabel_losses(logits, labels, weights, smoothing)
         loss = F.cross_entropy(
@@ -230,6 +246,13 @@ class Classify(PooledTextTask):
         activation = SIGMOID if self.multilabel else SOFTMAX
         script = CLASSIFY.replace("PARTS", TRUNCATION[self.long]).replace("PROBABILITIES", activation)
         return GraphSpec("classification", "Which class a text is of.", settings=settings, script=script)
+
+
+def read_class_records(path: str | Path, config: SoftLabelConfig, **options: Any) -> Records:
+    """Rows with a label or, if the settings ask for them, with a probability for each class."""
+    if not config.soft_labels:
+        return read_records(path, **options)
+    return with_likeliest_labels(read_records(path, further={PROBABILITIES: parse_probabilities}, **options))
 
 
 def multilabel_losses(logits: Tensor, labels: Tensor, weights: Tensor | None, smoothing: float) -> dict[str, Tensor]:

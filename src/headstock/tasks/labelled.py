@@ -7,7 +7,7 @@ import json
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeGuard, overload
 
@@ -100,6 +100,7 @@ class EncodedRows:
     tokens: list[Any]  # the ids of each row
     labels: Any  # one entry per row, as the task's loss needs them; None where the rows have none
     locations: Sequence[str]  # where each row comes from
+    soft_labels: np.ndarray | None = field(default=None, kw_only=True)  # (N, C) probabilities that replace the labels
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -129,7 +129,7 @@ class Ordinal(Classify):
         """Also the moments of the ranks, from which kappa follows."""
         labels, scores = batch.labels["label"], self.class_scores(model, batch).float()
         moments = batch_moments(labels.float(), scores.argmax(-1).float(), (labels != IGNORE_INDEX).float())
-        return self.class_losses(scores, labels, smoothing) | moments
+        return self.class_losses(scores, batch.labels, smoothing) | moments
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         kappa = float(quadratic_kappa(total_moments(sums, counts["label"])))

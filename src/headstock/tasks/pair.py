@@ -4,17 +4,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from headstock.data.labelled_texts import read_records
 from headstock.data.records import Records
 from headstock.tasks.base import TASKS
-from headstock.tasks.class_labels import ClassConfig
-from headstock.tasks.classify import Classify
+from headstock.tasks.classify import Classify, read_class_records
 from headstock.tasks.labelled import Nouns
 from headstock.tasks.pooled_text import PAIR_FORM
+from headstock.tasks.soft_labels import SoftLabelConfig
 
 
 @dataclass(frozen=True)
-class PairConfig(ClassConfig):
+class PairConfig(SoftLabelConfig):
     """The longer text of a pair is truncated first."""
 
 
@@ -34,4 +33,4 @@ class Pair(Classify):
 
     @classmethod
     def read_file(cls, path: str | Path, *, config: Any, **options: Any) -> Records:
-        return read_records(path, required=("text", "text_b"), **options)
+        return read_class_records(path, config, required=("text", "text_b"), **options)

@@ -29,6 +29,7 @@ from headstock.tasks.labelled import (
     pad_sequences,
     texts_in,
 )
+from headstock.tasks.soft_labels import PROBABILITIES
 from headstock.tasks.special_tokens import PAIR_SPECIAL_TOKENS, pad_with_special_tokens, segment_ids
 from headstock.tasks.widgets import InputField
 
@@ -77,7 +78,12 @@ class PooledTextTask(LabelledTask):
         else:  # the "lab" tokenizer expects texts that are already split into pieces
             tokens += encode(records.texts if self.tokenizer.kind == "lab" else records.display_texts)
         labels = self.label_array(records) if labelled and records.labels is not None else None
-        return EncodedRows(tokens, labels, RowLocations(records))
+        soft_labels = None if labels is None else self.soft_label_array(records)
+        return EncodedRows(tokens, labels, RowLocations(records), soft_labels=soft_labels)
+
+    def soft_label_array(self, records: Records) -> np.ndarray | None:
+        """(N, C) probabilities to learn from instead of the labels, where rows have them."""
+        return None
 
     def examples(self, data: Any, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
         return PooledExamples(self, data) if isinstance(data, CachedFeatures) else self.row_examples(data, length)
@@ -87,7 +93,13 @@ class PooledTextTask(LabelledTask):
 
     def label_tensors(self, data: EncodedRows, indices: Sequence[int]) -> dict[str, Tensor]:
         """The labels of a batch."""
-        return {} if data.labels is None else {"label": torch.from_numpy(data.labels[list(indices)])}
+        if data.labels is None:
+            return {}
+        rows = list(indices)
+        labels = {"label": torch.from_numpy(data.labels[rows])}
+        if data.soft_labels is not None:
+            labels[PROBABILITIES] = torch.from_numpy(data.soft_labels[rows])
+        return labels
 
     @property
     def long(self) -> str:

@@ -276,6 +276,16 @@ def remove_layout(folder: Path, layout: FolderLayout) -> None:
         folder.rmdir()
 
 
+def layout_files(folder: Path, layout: FolderLayout) -> Iterator[Path]:
+    """The files in a folder that its layout names, without temporary ones."""
+    for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
+        is_known, inner = _match_layout(entry, layout)
+        if is_known and inner is not None:
+            yield from layout_files(entry, inner)
+        elif is_known and not entry.name.startswith(".") and entry.name not in SYSTEM_FILES:
+            yield entry
+
+
 def check_replaceable(folder: Path, layout: FolderLayout) -> None:
     """Refuse to replace a folder that holds anything Headstock did not write."""
     if os.path.ismount(folder):

@@ -233,7 +233,7 @@ def test_a_cached_copy_is_used_while_the_server_cannot_be_reached(web, monkeypat
 def test_errors_are_one_line_that_says_what_to_do(bucket, web, sftp, monkeypatch):
     url = f"{bucket.url}/none.txt"
     assert refusal(url) == f"{url}: no such file"
-    assert "no such file" in refusal("s3://no-such-bucket-here/a.txt")
+    assert "no such bucket" in refusal("s3://no-such-bucket-here/a.txt")
     assert refusal(web.url("none.txt")) == f"{web.url('none.txt')}: no such file"
     assert "access denied (403)" in refusal(web.url("403", "error"))
     assert "access denied (401); put user and password" in refusal(web.url("x.txt", "private"))

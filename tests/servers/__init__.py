@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,15 @@ class Bucket:
         self.client.delete_object(Bucket=self.name, Key=name)
 
 
-@pytest.fixture
-def bucket(s3_endpoint, monkeypatch, tmp_path) -> Bucket:
+@cache
+def _s3_client() -> Any:
     import botocore.session
 
+    return botocore.session.get_session().create_client("s3")
+
+
+@pytest.fixture
+def bucket(s3_endpoint, monkeypatch, tmp_path) -> Bucket:
     for name, value in {
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test-secret",
@@ -95,7 +101,7 @@ def bucket(s3_endpoint, monkeypatch, tmp_path) -> Bucket:
         "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
     }.items():
         monkeypatch.setenv(name, value)
-    client = botocore.session.get_session().create_client("s3")
+    client = _s3_client()
     name = f"bucket-{time.time_ns():x}"
     client.create_bucket(Bucket=name)
     return Bucket(name, client)

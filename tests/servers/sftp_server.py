@@ -61,7 +61,8 @@ class Files(paramiko.SFTPServerInterface):
     def open(self, path, flags, attributes):
         handle = Handle(flags)
         mode = "r+b" if flags & (os.O_WRONLY | os.O_RDWR) else "rb"
-        file = os.fdopen(os.open(self.real(path), flags | (os.O_RDWR if mode == "r+b" else 0), 0o644), mode)
+        flags = flags & ~os.O_WRONLY | os.O_RDWR if mode == "r+b" else flags
+        file = os.fdopen(os.open(self.real(path), flags, 0o644), mode)
         handle.readfile = handle.writefile = file
         return handle
 

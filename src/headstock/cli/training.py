@@ -62,6 +62,7 @@ def pretrain(
     from headstock.train import pretrain as training
     from headstock.train.callbacks import terminal_progress
     from headstock.train.metrics import format_metrics
+    from headstock.train.mirror import finish_mirror, requested_mirror
     from headstock.train.run_folder import RunFolder, open_run
     from headstock.train.session import check_resumable
 
@@ -69,7 +70,7 @@ def pretrain(
     values |= {"train.seed": common.seed} if common.seed is not None else {}
     values |= {"data.column": column} if (column := columns.text()) is not None else {}
     if options["resume"]:
-        check_resumable(RunFolder(out))
+        check_resumable(RunFolder(out), requested_mirror(values, options["config_file"]))
     model_is_named = any(options[name] for name in ("preset", "config_file", "start", "tokenizer"))
     if settings.minutes and corpus and not model_is_named and not (options["resume"] and out.exists()):
         values = planned_settings(common, corpus, settings.minutes, values, out, options)
@@ -80,6 +81,7 @@ def pretrain(
     results |= {"run": str(out)}  # a run that was copied here after training records its old path
     if common.prints:
         write_report(out)
+        results |= finish_mirror(RunFolder(out))
     common.show_prose(
         f"{results['run']}: {results['steps']:,} steps in {results['seconds']:.0f} s, "
         f"{results['tokens_per_second']:,.0f} tokens/s | {format_metrics(results['metrics'])}"
@@ -174,6 +176,7 @@ def finetune(
     from headstock.train import finetune as training
     from headstock.train.callbacks import terminal_progress
     from headstock.train.metrics import labelled_metric_lines
+    from headstock.train.mirror import finish_mirror, requested_mirror
     from headstock.train.model_card import describe_lora
     from headstock.train.resolve import labelled_task
     from headstock.train.run_folder import RunFolder
@@ -181,7 +184,7 @@ def finetune(
 
     values = settings.to_dict() | ({"train.seed": common.seed} if common.seed is not None else {})
     if options["resume"]:
-        check_resumable(RunFolder(out))
+        check_resumable(RunFolder(out), requested_mirror(values, options["config_file"]))
     with terminal_progress(quiet=common.quiet) as callbacks:
         results = training.finetune(
             run,
@@ -197,6 +200,7 @@ def finetune(
     if common.prints:
         add_error_analysis(RunFolder(out), device=common.device)
         write_report(out)
+        results |= finish_mirror(RunFolder(out))
     common.show_prose(
         f"{results['run']}: {results['steps']:,} steps in {results['seconds']:.0f} s, "
         f"best epoch {results['best_epoch']}"

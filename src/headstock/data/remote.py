@@ -143,7 +143,7 @@ def _sftp_class() -> Any:
                 self._connect()
 
     lock = threading.RLock()
-    for name in ("info", "ls", "cat_file", "put_file", "mv", "_rm", "makedirs", "rmdir", "reconnect"):
+    for name in ("info", "ls", "cat_file", "pipe_file", "put_file", "mv", "_rm", "makedirs", "rmdir", "reconnect"):
         setattr(SFTP, name, _locked(getattr(SFTP, name), lock))
     return SFTP
 
@@ -190,7 +190,7 @@ def describe_error(error: BaseException, url: str) -> HeadstockError:
         host = urls.host_of(url).rpartition("/")[2]
         return UserError(f"{url}: the server's host key is not in ~/.ssh/known_hosts; connect once with ssh {host}")
     if {404, 410} & set(codes) or ("FileNotFoundError" in names and not codes and not is_transient(error)):
-        return NotFound(f"{url}: no such file")
+        return NotFound(f"{url}: no such {'bucket' if 'bucket does not exist' in reason else 'file'}")
     if any(isinstance(cause, socket.gaierror) for cause in causes) or "ClientConnectorDNSError" in names:
         return WorkError(f"{url}: cannot be reached: the name of the host is not known ({reason})")
     if any(isinstance(cause, TimeoutError) for cause in causes):

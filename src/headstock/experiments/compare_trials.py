@@ -18,6 +18,7 @@ from headstock.tasks.labelled import LabelledTask
 from headstock.train.callbacks import Callback
 from headstock.train.distributed import DistributedContext, choose_device
 from headstock.train.labelled_data import LabelledSplits, subset
+from headstock.train.mirror import reject_mirror
 from headstock.train.resolve import resolve_finetune_config, resolve_with_data
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig
@@ -154,7 +155,7 @@ def trial_config(context: ExperimentContext, point: GridPoint, train: Records) -
     shared = {name: getattr(context.task.config, name, None) for name in context.task.shared_settings}
     settings |= {f"task.{name}": config.to_dict(value) for name, value in shared.items() if value not in (None, ())}
     settings |= {"data.train": context.splits.train.source, "data.columns": list(context.columns)}
-    run_config = resolve_finetune_config(point.arm.run, context.task.name, None, settings)
+    run_config = reject_mirror(resolve_finetune_config(point.arm.run, context.task.name, None, settings))
     if bool(run_config.transfer.lora) != ("lora" in ARM_KINDS.get(point.arm.kind).defaults):
         rank = run_config.transfer.lora
         raise UserError(f"arms.{point.arm.name}: an arm of the kind {point.arm.kind!r} cannot have lora={rank}")

@@ -31,6 +31,7 @@ from headstock.train.distributed import DistributedContext, choose_device
 from headstock.train.finetune import parameter_counts, save_fit
 from headstock.train.labelled_data import LabelledSplits, read_splits
 from headstock.train.metrics import metrics_with_intervals
+from headstock.train.mirror import reject_mirror
 from headstock.train.pretrain import pretrain, read_corpora
 from headstock.train.run_folder import RunFolder, open_run
 from headstock.train.settings import RunConfig
@@ -290,7 +291,8 @@ class Pretraining(SweepKind):
 
     def configure(self, point: Point, seed: int) -> RunConfig:
         preset, settings = self.preset_and_settings(point, seed)
-        return resolve.require_corpus(resolve.resolve_pretrain_config(preset, self.plan.file, settings))
+        resolved = resolve.resolve_pretrain_config(preset, self.plan.file, settings)
+        return resolve.require_corpus(reject_mirror(resolved))
 
     def read(self, configs: Sequence[RunConfig]) -> None:
         fingerprints = {self.tokenizer_of(config)[0].fingerprint for config in configs}
@@ -391,7 +393,7 @@ class Finetuning(SweepKind):
         valid = next(iter(sweep.valid), None)
         options = {"data.train": sweep.train, "data.valid": valid, "data.columns": list(sweep.columns)}
         settings = self.settings_of(point, seed, options)
-        return resolve.resolve_finetune_config(self.source, sweep.task, self.plan.file, settings)
+        return reject_mirror(resolve.resolve_finetune_config(self.source, sweep.task, self.plan.file, settings))
 
     def read(self, configs: Sequence[RunConfig]) -> None:
         first = configs[0]

@@ -32,6 +32,7 @@ from headstock.train.checkpoint_files import (
     write_sharded_checkpoint,
 )
 from headstock.train.distributed import DistributedContext, timeout
+from headstock.train.mirror import checkpoint_saved
 from headstock.train.optimizers import EMA
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import TrainSettings
@@ -226,6 +227,7 @@ class DiskCheckpointer(Checkpointer):
             if self.distributed.is_main:
                 keep, every = self.settings.keep, self.settings.keep_every
                 prune(folder, written=step, keep=keep, best=best, keep_every=every)
+                checkpoint_saved(self.run)
         except OSError as error:
             newest = self.newest()
             last = f"the last good one is {newest}" if newest else "there is none before it"

@@ -27,6 +27,7 @@ from headstock.train.evaluate import ensemble_mean
 from headstock.train.fit import EncodedSplits, FitResult, fit
 from headstock.train.labelled_data import LabelledSplits, read_splits
 from headstock.train.metrics import metrics_with_intervals
+from headstock.train.mirror import mirrored, requested_mirror
 from headstock.train.models import build_model, build_task, load_source_weights, source_weights
 from headstock.train.pretrain import open_or_train_tokenizer, pretrain
 from headstock.train.resolve import (
@@ -96,7 +97,8 @@ def finetune(
     options = (settings or {}) | {key: value for key, value in arguments.items() if value is not None}
     if source is not None:
         check_not_source(RunFolder(Path(out)), source)
-    with open_session(out, device=device, resume=resume, overwrite=overwrite) as session:
+    mirror = requested_mirror(options, config_file)
+    with open_session(out, device=device, resume=resume, overwrite=overwrite, mirror=mirror) as session:
         target, distributed, resuming = session.run, session.distributed, session.resuming
         if resuming:
             run_config = resumed_config(target, options)
@@ -122,16 +124,19 @@ def finetune(
         labelled = build_task(run_config, tokenizer)
         assert is_labelled(labelled)
         weights = check_inputs(source, run_config, labelled, splits)
+        url = train_settings.mirror if distributed.is_main else None
         if resuming and target.is_complete():
-            return finished_results(target, distributed)
+            with mirrored(target, url):
+                return finished_results(target, distributed)
         if distributed.is_main and not resuming:
             # the length as set: inferred from these rows, it would contradict the same options at a resume
             origin = {} if source is None else {SOURCE_WEIGHTS: source_hash(source, run_config)}
             create_run(target, replace(run_config, train=train_settings), tokenizer, splits, **origin)
         distributed.barrier()
-        if run_config.transfer.adapt_steps and source is not None:
-            weights = adapt(target, source, run_config, splits.train, distributed, device, callbacks)
-        return train_and_evaluate(session, run_config, labelled, weights, splits, callbacks)
+        with mirrored(target, url):
+            if run_config.transfer.adapt_steps and source is not None:
+                weights = adapt(target, source, run_config, splits.train, distributed, device, callbacks)
+            return train_and_evaluate(session, run_config, labelled, weights, splits, callbacks)
 
 
 def check_same_data(target: RunFolder, splits: LabelledSplits) -> None:

@@ -23,6 +23,7 @@ from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import BatchSums, bootstrap_intervals, evaluate
 from headstock.train.loop import sequence_length, train
 from headstock.train.memory import PeakMemory
+from headstock.train.mirror import mirrored, requested_mirror
 from headstock.train.models import build_model, build_task, load_backbone_and_shared_heads, source_weights
 from headstock.train.resolve import require_corpus, resolve_pretrain_config, with_vocabulary
 from headstock.train.run_folder import RunFolder, open_run
@@ -74,7 +75,8 @@ def pretrain(
     options |= {"tokenizer.file": str(tokenizer)} if tokenizer else {}
     if start and not resume:
         check_not_source(RunFolder(Path(out)), open_run(start))
-    with open_session(out, device=device, resume=resume, overwrite=overwrite) as session:
+    mirror = requested_mirror(options, config_file)
+    with open_session(out, device=device, resume=resume, overwrite=overwrite, mirror=mirror) as session:
         run = session.run
         if session.resuming:
             run_config = resumed_config(run, options)
@@ -90,10 +92,11 @@ def pretrain(
             setup = open_setup(run, run_config) if session.resuming else create_run(run, run_config, weights)
             save_data_paths(run, run_config)
         session.distributed.barrier()  # the folder exists now
-        if complete:
-            return finished_results(run, session.distributed)
-        setup = setup or open_setup(run, make_config(run.config()))
-        return train_and_evaluate(session, setup, callbacks, weights)
+        with mirrored(run, run_config.train.mirror if session.distributed.is_main else None):
+            if complete:
+                return finished_results(run, session.distributed)
+            setup = setup or open_setup(run, make_config(run.config()))
+            return train_and_evaluate(session, setup, callbacks, weights)
 
 
 @dataclass

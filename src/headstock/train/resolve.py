@@ -124,6 +124,7 @@ def source_settings(source: RunFolder) -> Tree:
     del tree["data"]
     for length in RUN_LENGTHS:
         tree["train"].pop(length)
+    tree["train"].pop("mirror", None)
     tree["tokenizer"] = tree.get("tokenizer", {}) | {"file": str(source.tokenizer_file)}
     return tree
 

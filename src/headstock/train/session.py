@@ -14,10 +14,12 @@ from typing import Any
 import torch
 
 from headstock import __version__, config
+from headstock.data import urls
 from headstock.data.tokenizer import open_tokenizer
 from headstock.errors import UserError, WorkError
 from headstock.io import check_inputs, check_replaceable, lock_folder, rank_and_size, remove_stale, start_time
 from headstock.train.distributed import DistributedContext, process_group
+from headstock.train.mirror import own_mirror, prepare_mirror
 from headstock.train.model_card import write_card
 from headstock.train.run_folder import LAYOUT, RunFolder
 from headstock.train.settings import RunConfig, assign_sections, make_config
@@ -38,8 +40,15 @@ class Session:
 
 
 @contextmanager
-def open_session(out: str | Path, *, device: str, resume: bool, overwrite: bool) -> Iterator[Session]:
-    """Lock the output folder, check it, and join the other processes. A missing run is started, also with `resume`."""
+def open_session(
+    out: str | Path, *, device: str, resume: bool, overwrite: bool, mirror: str | None = None
+) -> Iterator[Session]:
+    """Lock the output folder, check it, and join the other processes. A missing run is started, also with `resume`.
+
+    With `resume`, a run that is missing here or behind its mirror is restored from there.
+    """
+    if urls.is_url(out):
+        raise UserError(f"{urls.redact(str(out))}: a run is written to a local folder; copy it with mirror=URL")
     run = RunFolder(Path(out))
     with locked_run(run):
         resume = resume or was_started_by_this_job(run)
@@ -48,7 +57,14 @@ def open_session(out: str | Path, *, device: str, resume: bool, overwrite: bool)
         if resuming and rank_and_size()[0] == 0:
             for folder in (run.path, run.checkpoints):
                 remove_stale(folder)
+        mirror = mirror or (own_mirror(run) if resuming else None)
         with process_group(device) as distributed:  # waits until every process has checked the folder
+            if mirror is not None:
+                if distributed.is_main:
+                    prepare_mirror(run, mirror, resume=resume, overwrite=overwrite)
+                distributed.barrier()
+                resuming = resume and run.exists()
+                distributed.barrier()  # before the run is created
             yield Session(run, distributed, resuming)
 
 
@@ -110,8 +126,10 @@ def check_not_source(target: RunFolder, source: RunFolder) -> None:
         raise UserError(f"{target}: {source}, the source of the new run, would be overwritten; name another folder")
 
 
-def check_resumable(run: RunFolder) -> None:
-    """Reject a missing or empty folder; everything else is checked like a new run."""
+def check_resumable(run: RunFolder, mirror: str | None = None) -> None:
+    """Reject a missing or empty folder without a mirror; everything else is checked like a new run."""
+    if mirror is not None:
+        return
     if not run.path.exists() or (run.path.is_dir() and not any(run.path.iterdir())):
         raise UserError(f"{run}: nothing to resume; leave out --resume to start a new run")
 
@@ -122,11 +140,13 @@ def resumed_config(run: RunFolder, options: dict[str, Any]) -> RunConfig:
 
 
 def check_same_settings(run: RunFolder, options: dict[str, Any], *, moved: bool = False) -> dict[str, Any]:
-    """The run's settings, which the options must not contradict. With `moved`, data paths may differ."""
+    """The run's settings, which the options must not contradict. With `moved`, data paths and mirror may differ."""
     tree, options = run.config(), dict(options)
     objective = options.pop("task.name", tree["task"]["name"])
     sections = config.merge({"task": {"name": objective}}, assign_sections(options, tree))
     if moved:
+        if mirror := sections.get("train", {}).pop("mirror", None):
+            tree["train"]["mirror"] = mirror
         for name in DATA_PATHS & sections.get("data", {}).keys():
             if tree["data"][name] and sections["data"][name]:
                 tree["data"][name] = config.to_dict(sections["data"].pop(name))
@@ -145,10 +165,11 @@ def check_same_settings(run: RunFolder, options: dict[str, Any], *, moved: bool 
 
 
 def save_data_paths(run: RunFolder, run_config: RunConfig) -> None:
-    """Update the data paths of a resumed run whose files were moved."""
+    """Update the data paths and the mirror of a resumed run that were moved."""
     tree = run.config()
-    data = run_config.plain()["data"]
+    data, mirror = run_config.plain()["data"], run_config.train.mirror
     updated = config.merge(tree, {"data": {name: data[name] for name in DATA_PATHS & tree["data"].keys()}})
+    updated = config.merge(updated, {"train": {"mirror": mirror}} if mirror else {})
     if updated != tree:
         run.write("config.json", updated)
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import time
 from contextlib import contextmanager
@@ -123,6 +124,32 @@ def test_fault_02_kill_9_after_each_system_call_of_a_save(corpus, tmp_path, unin
     assert leftovers(tmp_path) == []
     figures = {"system_calls": len(calls), "kills": len(runs), "valid_checkpoint": len(runs)}
     record(2, f"after each call of two saves and the end of a run, {save} save", **figures)
+
+
+def unflushed(calls: list[str], run: Path) -> list[str]:
+    """The files of the last checkpoint that no fsync followed before its folder was renamed; `calls` of `traced`."""
+    (rename,) = [i for i, call in enumerate(calls) if re.fullmatch(r"rename\w* checkpoints/\.step-9\.[^/]*", call)]
+    flushed = {call.rpartition("/")[2] for call in calls[:rename] if call.startswith("fsync checkpoints/.step-9.")}
+    missing = [file.name for file in (run / "checkpoints" / "step-9").iterdir() if file.name not in flushed]
+    return missing + ([] if "fsync checkpoints" in calls[rename:] else ["the renamed folder"])
+
+
+def trace_without_fsync(corpus: Path, folder: Path) -> None:
+    def pretrain() -> None:
+        headstock.pretrain(corpus, out=folder / "all", settings=EVERY_STATE)
+
+    (folder / "calls.json").write_text(json.dumps(system_calls.trace(pretrain, folder / "all")))
+
+
+@pytest.mark.skipif(not system_calls.AVAILABLE, reason="system calls are traced on Linux only")
+@pytest.mark.parametrize("is_control", [False, True])
+def test_fault_02_files_are_flushed_before_they_are_renamed(corpus, tmp_path, is_control):
+    """So that after a power failure, too, a checkpoint is either whole or absent; tests skip fsync, in the control."""
+    work = (trace_without_fsync, corpus, tmp_path) if is_control else (traced, corpus, tmp_path, EVERY_STATE, [1])
+    process = BackgroundProcess(tmp_path / "process", *work)
+    assert process.wait() == 0, process.stderr
+    missing = unflushed(json.loads((tmp_path / "calls.json").read_text()), tmp_path / "all")
+    assert len(missing) == (6 if is_control else 0)
 
 
 @pytest.mark.skipif(not system_calls.AVAILABLE, reason="system calls are traced on Linux only")

@@ -65,15 +65,17 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
     results: dict[int, list[str]] = {}
     for row in rows:
         figures = [(name, value) for name, value in row.items() if name not in ("fault", "what", "size")]
-        text = ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in figures)
+        text = ", ".join(format_figure(name.replace("_", " "), value) for name, value in figures)
         results.setdefault(row["fault"], []).append(f"{row['what']}: {text}" if text else row["what"])
     lines = ["| | fault | measured |", "|---|---|---|"]
     lines += [f"| {number} | {FAULTS[number]} | {'<br>'.join(texts)} |" for number, texts in sorted(results.items())]
     return "\n".join(lines)
 
 
-def _number(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
+def format_figure(name: str, value: Any) -> str:
+    """`1,000 flips`, but `exit code 1` and `slowest exit in seconds 0.4`."""
+    is_count = isinstance(value, int) and name != "exit code"
+    return f"{value:,} {name}" if is_count else f"{name} {value}"
 
 
 def main() -> None:

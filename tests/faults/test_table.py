@@ -27,4 +27,4 @@ def test_rows_of_a_fault_that_was_tested_again_are_replaced():
     before = [{"fault": 9, "what": "cuts", "n": 1}, {"fault": 2, "what": "a"}, {"fault": 2, "what": "b"}]
     merged = faults.merge(before, [{"fault": 2, "what": "c"}, {"fault": 2, "what": "c", "n": 1234}])
     assert merged == [{"fault": 2, "what": "c", "n": 1234}, {"fault": 9, "what": "cuts", "n": 1}]
-    assert "c: n 1,234 |" in faults.table(merged)
+    assert "c: 1,234 n |" in faults.table(merged)

@@ -76,6 +76,15 @@ def checksum_mismatch(path: Path, recorded: Any) -> str | None:
     return None
 
 
+def folder_mismatches(folder: Path, checksums: Mapping[str, Any]) -> Iterator[str]:
+    """How the files of a folder differ from their recorded checksums; files in other folders are not read."""
+    for name, recorded in checksums.items():
+        if Path(name).name != name:
+            yield f"{name} is not a file name"
+        elif mismatch := checksum_mismatch(folder / name, recorded):
+            yield mismatch
+
+
 # Atomic writes
 
 

@@ -284,7 +284,7 @@ def _problem_of(error: HeadstockError) -> str | None:
     """Why a refusal is not good enough: out of memory is a failure also where it is reported as one line."""
     text, cause = str(error), error.__cause__ or error.__context__
     while cause is not None and "memory" not in text:  # said on purpose
-        if isinstance(cause, MemoryError) or "alloc" in str(cause).lower():
+        if isinstance(cause, MemoryError) or "can't allocate" in str(cause):
             return f"out of memory: {text[:200]}"
         cause = cause.__cause__ or cause.__context__
     if len(text) > MESSAGE_CHARACTERS:

@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from headstock.config import malformed_as_user_error
 from headstock.errors import UserError
-from headstock.io import checksum, checksum_mismatch, fingerprint
+from headstock.io import checksum, fingerprint, folder_mismatches
 
 FORMAT = 1  # incremented when older stores can no longer be read
 INDEX = "index.json"
@@ -68,9 +68,9 @@ def verify_store(folder: Path) -> None:
         raise UserError(f"{folder / INDEX}: has changed since it was written (its digest differs); delete {folder}")
     checksums = index.get("files", {})
     with ThreadPoolExecutor(min(4, max(1, len(checksums)))) as threads:
-        for mismatch in threads.map(lambda name: checksum_mismatch(folder / name, checksums[name]), checksums):
-            if mismatch:
-                raise UserError(f"{folder}: {mismatch}; delete this folder and build it again")
+        mismatches = threads.map(lambda name: next(folder_mismatches(folder, {name: checksums[name]}), None), checksums)
+        for mismatch in filter(None, mismatches):
+            raise UserError(f"{folder}: {mismatch}; delete this folder and build it again")
 
 
 def shard_name(split: str, number: int) -> str:

@@ -52,7 +52,7 @@ class HubModel:
 
 def parse_hub_name(name: str | Path) -> HubModel:
     match = NAME.fullmatch(str(name))
-    if match is None or ".." in match[1]:
+    if match is None or ".." in match[0]:
         raise UserError(f"{name}: expected hf://ORG/NAME or hf://ORG/NAME@REVISION")
     return HubModel(match[1], match[2])
 
@@ -128,7 +128,10 @@ def sharded_files(index: Path) -> list[str]:
     files = read_settings(index).get("weight_map")
     if not isinstance(files, dict) or not files:
         raise UserError(f"{index}: expected file names in weight_map, found none")
-    return sorted({re.sub(r"[*?\[]", "", str(file)) for file in files.values()})  # names, not patterns
+    names = sorted({re.sub(r"[*?\[]", "", str(file)) for file in files.values()})  # names, not patterns
+    if outside := [name for name in names if Path(name).name != name]:
+        raise UserError(f"{index}: names {', '.join(outside)}, which is not a file of this folder")
+    return names
 
 
 def licence(card: Path) -> str | None:

@@ -231,7 +231,11 @@ class Gallery:
         }
 
     def unique_name(self, name: str) -> str:
-        """A name that no other chart has: names in other scripts may reduce to the same ASCII letters."""
+        """A name that no other chart has: names in other scripts may reduce to the same ASCII letters.
+
+        It becomes a file name and part of the page, so a name with other characters is replaced.
+        """
+        name = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else file_name(name)
         free = next(n for i in itertools.count(1) if (n := name if i == 1 else f"{name}-{i}") not in self.names)
         self.names.add(free)
         return free

@@ -42,6 +42,7 @@ LAYOUT: dict[str, FolderLayout | None] = {f"{name}.json": None for name in FILES
 LAYOUT |= {"model.safetensors": None, "adapter.safetensors": None, "metrics.jsonl": None, "predictions.jsonl": None}
 LAYOUT |= {"README.md": None, "report.html": None, "adapt.txt": None, "tensorboard": {"events.out.tfevents.*": None}}
 LAYOUT |= {"checkpoints": CHECKPOINTS, "adapted": LAYOUT, "members": {"[0-9]*": LAYOUT}}
+MAX_ENSEMBLE = 1000  # models; more are a damaged config.json
 BUNDLED_RUNS = Path(__file__).parent.parent / "stocks"  # pretrained runs that ship with the package, opened by name
 HUB = "headstock.interop.hub"  # opens hf:// names; it is above this package, so it is imported when one is used
 
@@ -182,6 +183,8 @@ class RunFolder:
     def model_runs(self) -> list["RunFolder"]:
         """The run itself, or the members of an ensemble."""
         count = self.config().get("transfer", {}).get("ensemble", 1)
+        if not isinstance(count, int) or not 0 < count <= MAX_ENSEMBLE:
+            raise UserError(f"{self}: config.json says transfer.ensemble {count!r:.40}, expected 1 to {MAX_ENSEMBLE}")
         return [self] if count == 1 else [self.member(number) for number in range(count)]
 
     def write(self, name: str, value: Any) -> None:

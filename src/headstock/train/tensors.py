@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Size, Tensor
 
 from headstock.errors import UserError
-from headstock.io import checksum_mismatch
+from headstock.io import folder_mismatches
 
 MANIFEST = "manifest.json"  # size and SHA-256 of files that must not change
 
@@ -63,7 +63,6 @@ def find_damage(folder: Path) -> str | None:
     """How a folder differs from its manifest; None if it does not."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        mismatches = (checksum_mismatch(folder / name, recorded) for name, recorded in manifest.items())
-        return next(filter(None, mismatches), None)
+        return next(folder_mismatches(folder, manifest), None)
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} cannot be read ({error})"

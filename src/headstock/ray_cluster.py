@@ -45,6 +45,14 @@ def parse_address(on: str) -> str | None:
     return address or None
 
 
+def check_on(on: str, *, as_client: bool = True) -> None:
+    """Refuse an invalid address, or a client where it cannot be one, before any work begins."""
+    address = parse_address(on) or ""
+    if address.startswith("ray://") and not as_client:
+        raise UserError(f"--on {on}: works on a node of the cluster only; run the command there with ray:HOST:6379")
+    import_ray()
+
+
 @contextmanager
 def connect(on: str) -> Iterator[None]:
     """Join or start a cluster for a block. A connection that the caller has made already is used, and stays."""
@@ -92,10 +100,17 @@ def largest(resource: str, nodes: Sequence[dict[str, Any]] | None = None) -> flo
     return max((node["Resources"].get(resource, 0.0) for node in nodes), default=0.0)
 
 
-def check_nodes(files: Sequence[Path] = (), *, why: str = "") -> list[str]:
-    """Check that every node has our version and sees `files`, at the same path and of the same size.
+def check_nodes(files: Sequence[Path] = (), *, why: str = "") -> None:
+    """Check that every node has our version and sees `files`; `why` says what the files are needed for."""
+    for where, unseen in probe_nodes(files):
+        if unseen:
+            raise UserError(f"{where} does not see {unseen[0]}{why}")
 
-    Returns the host names; `why` says what the files are needed for.
+
+def probe_nodes(files: Sequence[Path]) -> list[tuple[str, list[str]]]:
+    """Each node, as messages name it, and those of `files` that it does not see at the same path and of the same size.
+
+    A node with another version of headstock or torch is refused.
     """
     from ray.exceptions import GetTimeoutError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -104,7 +119,7 @@ def check_nodes(files: Sequence[Path] = (), *, why: str = "") -> list[str]:
     sizes = [(str(path.absolute()), path.stat().st_size) for path in files]
     # nested, so that it is pickled by value: on a node without headstock it still runs
     probe = ray.remote(make_probe())
-    nodes, hosts = alive_nodes(), []
+    nodes, results = alive_nodes(), []
     strategies = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
     refs = [probe.options(num_cpus=0, scheduling_strategy=strategy).remote(sizes) for strategy in strategies]
     for node, ref in zip(nodes, refs, strict=True):
@@ -117,10 +132,8 @@ def check_nodes(files: Sequence[Path] = (), *, why: str = "") -> list[str]:
             raise WorkError(f"{where} cannot run a task ({str(error).strip().splitlines()[-1]})") from None
         if found != expected:
             raise UserError(f"{where} has {versions_text(found)}; expected {versions_text(expected)}, as here")
-        if unseen:
-            raise UserError(f"{where} does not see {unseen[0]}{why}")
-        hosts.append(node["NodeManagerHostname"])
-    return hosts
+        results.append((where, unseen))
+    return results
 
 
 def own_versions() -> dict[str, str | None]:

@@ -320,8 +320,8 @@ def test_invalid_settings(tmp_path, tokenizer):
 def test_a_corpus_that_changes_between_the_two_passes_is_an_error(tmp_path, tokenizer, monkeypatch):
     make_plans = token_store.make_plans
 
-    def change_after_planning(*arguments):
-        plans = make_plans(*arguments)
+    def change_after_planning(*arguments, **options):
+        plans = make_plans(*arguments, **options)
         write(tmp_path / "corpus.txt", LINES[:10])
         return plans
 

@@ -1,5 +1,6 @@
 """Trials on a real Ray cluster of two nodes: the same files as locally, also when a worker or a node is killed."""
 
+import gzip
 import importlib.util
 import json
 import os
@@ -17,15 +18,20 @@ if importlib.util.find_spec("ray") is None:
     pytest.skip("ray is not installed", allow_module_level=True)
 
 from headstock import ray_cluster
+from headstock.data import document_split
+from headstock.data.corpus import read_corpus
+from headstock.data.token_store import build_split_stores
+from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import UserError, WorkError
 from headstock.experiments.bench.runner import bench
 from headstock.experiments.compare import compare
 from headstock.experiments.ray_trials import place_trials
 from headstock.experiments.sweep import sweep
+from headstock.io import sha256
 from headstock.logs import messages_to
-from headstock.ray_cluster import check_nodes, import_ray, parse_address, run_tasks
+from headstock.ray_cluster import import_ray, parse_address, probe_nodes, run_tasks
 from tests.commands import command, set_options
-from tests.experiments.small import SETTINGS, without_timings
+from tests.experiments.small import SETTINGS, without_timings, write_rows
 from tests.experiments.test_sweep import BASE
 from tests.ray_nodes import RayNodes, can_hide, wait_until
 
@@ -181,7 +187,49 @@ def test_text_that_a_node_does_not_see_is_refused(nodes, corpus, tmp_path):
     with pytest.raises(UserError, match=r"does not see .*stories\.txt; trials that pretrain need"):
         sweep(corpus, out=tmp_path / "out", grid={"lr": [1e-3, 1e-2]}, seeds=1, settings=BASE, on="ray")
     assert not list((tmp_path / "out").glob(".*"))
-    assert len(check_nodes([Path(__file__)])) == 2  # which both see
+    assert [unseen for _, unseen in probe_nodes([Path(__file__)])] == [[], []]  # which both see
+
+
+@pytest.fixture
+def text(corpus, tmp_path):
+    """Documents in files of several formats, with copies within and across files, and one file without any."""
+    texts = corpus.read_text(encoding="utf-8").split("\n\n")
+    (tmp_path / "a.txt").write_text("\n\n".join(texts[:120] + texts[:3]), encoding="utf-8")
+    with gzip.open(tmp_path / "b.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in texts[100:200])
+    (tmp_path / "c.txt").write_text("\n \n", encoding="utf-8")
+    write_rows(tmp_path / "d.csv", [(text,) for text in [*texts[200:], "ø unknown ж", texts[0]]], ("text",))
+    return [tmp_path / name for name in ("a.txt", "b.jsonl.gz", "c.txt", "d.csv")]
+
+
+def store_files(stores) -> dict:
+    """The hash of every file of a store; of its index without the build time and the digest that covers it."""
+    index = json.loads((stores.folder / "index.json").read_text())
+    index.pop("digest")
+    for name in ("seconds", "megabytes_per_second"):
+        index["summary"].pop(name)
+    return {path.name: sha256(path) for path in stores.folder.glob("*.bin")} | {"index": index}
+
+
+def test_a_token_store_has_the_same_bytes(nodes, text, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(document_split, "BATCH_CHARACTERS", 2000)  # several batches of each file
+    tokenizer = train_tokenizer(read_corpus(corpus).first_texts(100), TokenizerSettings(kind="word", vocabulary=90))
+    docs, options = read_corpus(text, documents="block"), {"shard_tokens": 500, "valid_fraction": 0.1}
+    local = build_split_stores(docs, tokenizer, cache=tmp_path / "local", **options)
+    remote = build_split_stores(docs, tokenizer, cache=tmp_path / "remote", on="ray", **options)
+    files = store_files(local)
+    assert store_files(remote) == files and sum(name.startswith("train-0") for name in files) > 3
+    assert files["index"]["summary"]["duplicates"] == 24 and files["index"]["valid"]["unknown"]["tokens"]
+    # a control: in another order of the files, the same documents are another store
+    swapped = build_split_stores(read_corpus(text[::-1], documents="block"), tokenizer, cache=tmp_path / "c", **options)
+    assert store_files(swapped) != files
+
+
+def test_an_error_in_the_text_names_its_line(nodes, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": 2\n')
+    tokenizer = train_tokenizer(["one two"], TokenizerSettings(kind="char"))
+    with pytest.raises(UserError, match=r"a\.jsonl:2"):
+        build_split_stores(read_corpus(tmp_path / "a.jsonl"), tokenizer, cache=tmp_path / "cache", on="ray")
 
 
 def test_bench_on_the_nodes(nodes, tmp_path):

@@ -38,8 +38,12 @@ class PretrainRunSettings(PretrainSettings):
     valid: Annotated[list[str] | None, Setting("data.valid", "Held-out text for validation.")] = None
 
 
+STORE_HELP = "Build the token store on a Ray cluster; the model is trained here. Addresses as in compare --on."
+
+
 class PretrainOptions(ModelOptions, FolderOptions):
     start: Annotated[str | None, "Continue from the model and weights of this run."]
+    on: Annotated[str | None, typer.Option("--on", metavar="ray[:ADDRESS]", help=STORE_HELP)]
 
 
 @command("Train", distributed=True)

@@ -89,16 +89,27 @@ class Corpus:
 
     def chunks(self) -> Iterator[DocumentChunk]:
         """All documents, in the order of the files."""
-        files = self.data_files
-        unit = self._unit(files)[0]
-        is_empty = True
-        for index, file in enumerate(files):
-            for texts, lines in self._file_chunks(file, unit):
-                if texts:
-                    is_empty = False
-                    yield DocumentChunk(index, texts, lines)
+        unit, is_empty = self.unit, True
+        for index, file in enumerate(self.data_files):
+            for chunk in self.file_chunks(file, index, unit):
+                is_empty = False
+                yield chunk
         if is_empty:
-            raise UserError(f"{', '.join(self.paths)}: no documents, only white space")
+            raise self.is_empty()
+
+    def file_chunks(self, file: DataFile, index: int, unit: str) -> Iterator[DocumentChunk]:
+        """The documents of one file."""
+        for texts, lines in self._file_chunks(file, unit):
+            if texts:
+                yield DocumentChunk(index, texts, lines)
+
+    def is_empty(self) -> UserError:
+        return UserError(f"{', '.join(self.paths)}: no documents, only white space")
+
+    @property
+    def unit(self) -> str:
+        """What a document is in a text file: line, block or file."""
+        return self._unit(self.data_files)[0]
 
     def fingerprint(self) -> str:
         """Changes with the content of the files and how they are read, not with where they are."""

@@ -3,12 +3,12 @@
 import hashlib
 import logging
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from headstock.data.corpus import Corpus
+from headstock.data.corpus import Corpus, DocumentChunk
 from headstock.errors import UserError, WorkError
 from headstock.rng import splitmix64
 
@@ -44,11 +44,17 @@ class DocumentBatch:
         self.characters += len(text)
 
 
-def make_plans(corpus: Corpus, valid: Corpus | None, fraction: float, deduplicate: bool, seed: int) -> list[SplitPlan]:
+Hasher = Callable[[Corpus], tuple[np.ndarray, int]]
+
+
+def make_plans(
+    corpus: Corpus, valid: Corpus | None, fraction: float, deduplicate: bool, seed: int, *, hasher: Hasher | None = None
+) -> list[SplitPlan]:
     """Plan the split of a corpus, or of a training and a validation corpus."""
-    hashes, longest = hash_documents(corpus)
+    hash_all = hasher or hash_documents
+    hashes, longest = hash_all(corpus)
     if valid:
-        valid_hashes, _ = hash_documents(valid)
+        valid_hashes, _ = hash_all(valid)
         plan = plan_without_validation(corpus, hashes, valid_hashes, deduplicate)
         return [plan, SplitPlan(valid, np.full(len(valid_hashes), VALID, np.uint8))]
     plan = plan_split(corpus, hashes, fraction, deduplicate, seed)
@@ -66,9 +72,14 @@ def hash_documents(corpus: Corpus) -> tuple[np.ndarray, int]:
     """A 64-bit hash of every document, in order, and the length of the longest document."""
     hashes, longest = array("Q"), 0
     for chunk in corpus.chunks():
-        hashes.frombytes(b"".join([hashlib.blake2b(text.encode(), digest_size=8).digest() for text in chunk.texts]))
+        hashes.frombytes(hash_texts(chunk.texts))
         longest = max(longest, max(map(len, chunk.texts)))
     return np.frombuffer(hashes, np.uint64), longest
+
+
+def hash_texts(texts: Sequence[str]) -> bytes:
+    """Hashes of 8 bytes each."""
+    return b"".join([hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts])
 
 
 def first_copies(hashes: np.ndarray) -> np.ndarray:
@@ -113,11 +124,13 @@ def plan_without_validation(
     return SplitPlan(corpus, assignment, duplicates, int((assignment == DROP).sum()) - duplicates)
 
 
-def document_batches(plan: SplitPlan, fraction: float, first_file: int) -> Iterator[DocumentBatch]:
-    """The kept documents, in batches for one split each."""
+def document_batches(
+    plan: SplitPlan, fraction: float, first_file: int, *, chunks: Iterable[DocumentChunk] | None = None
+) -> Iterator[DocumentBatch]:
+    """The kept documents, in batches for one split each. `chunks` are those of the plan, if not of its whole corpus."""
     pending = {split: DocumentBatch(split) for split in (TRAIN, VALID)}
     count = 0
-    for chunk in plan.corpus.chunks():
+    for chunk in plan.corpus.chunks() if chunks is None else chunks:
         assignment = plan.assignment[count : count + len(chunk.texts)].tolist()
         count += len(chunk.texts)
         file = first_file + chunk.file

@@ -6,10 +6,11 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, chain, compress, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -67,13 +68,15 @@ def build_split_stores(
     seed: int = 0,
     cache: Path | None = None,
     shard_tokens: int = SHARD_TOKENS,
+    on: str | None = None,
 ) -> SplitStores:
     """Token stores for training and validation, built once per corpus, tokenizer and settings, then reused.
 
     Without a `valid` corpus, validation is the `valid_fraction` of documents with the smallest seeded hash, so it
     depends on the documents' content and the seed, not on their order. Exact duplicates are dropped; if kept, all
     copies are in the same split. With a `valid` corpus, its documents are dropped from training. With `sentences`, the
-    tokenizer's sep separates the sentences of a document.
+    tokenizer's sep separates the sentences of a document. With `on="ray"` or `"ray:ADDRESS"` the nodes of a Ray cluster
+    read and encode the documents; the store has the same bytes.
     """
     if not 0 < valid_fraction < 1:
         raise UserError(f"valid_fraction: must be between 0 and 1, not {valid_fraction}")
@@ -83,9 +86,10 @@ def build_split_stores(
     def write(folder: Path) -> dict[str, Any]:
         logger.info(corpus.describe())
         start = time.perf_counter()
-        plans = make_plans(corpus, valid, valid_fraction, deduplicate, seed)
-        logger.info(f"hashed the documents in {time.perf_counter() - start:.1f} s")
-        return _write(folder, plans, tokenizer, (TRAIN, VALID), valid_fraction, shard_tokens, sentences)
+        with builder_on(on) as builder:
+            plans = make_plans(corpus, valid, valid_fraction, deduplicate, seed, hasher=builder.hash_documents)
+            logger.info(f"hashed the documents in {time.perf_counter() - start:.1f} s")
+            return _write(folder, plans, tokenizer, (TRAIN, VALID), valid_fraction, shard_tokens, sentences, builder)
 
     folder, reused = _find_or_build(key, write, tokenizer, cache)
     stores = _open(folder)  # verified, or just written
@@ -107,7 +111,7 @@ def build_store(
 
     def write(folder: Path) -> dict[str, Any]:
         plan = SplitPlan(corpus, np.full(len(hash_documents(corpus)[0]), VALID, np.uint8))
-        return _write(folder, [plan], tokenizer, (VALID,), 0.0, SHARD_TOKENS, sentences)
+        return _write(folder, [plan], tokenizer, (VALID,), 0.0, SHARD_TOKENS, sentences, LocalBuilder())
 
     key = [corpus.fingerprint(), tokenizer.fingerprint, tokenizer.eos, "all of it", *_sentences_key(sentences)]
     return TokenStore(_find_or_build(key, write, tokenizer, cache)[0], "valid")
@@ -166,6 +170,7 @@ def _write(
     valid_fraction: float,
     shard_tokens: int,
     sentences: bool,
+    builder: "Builder",
 ) -> dict[str, Any]:
     """Write the files of a store; returns its index."""
     dtype = np.dtype("<u2" if tokenizer.vocabulary <= 1 << 16 else "<u4")
@@ -177,7 +182,7 @@ def _write(
     empty = 0
     try:
         for plan in plans:
-            empty += _encode_all(document_batches(plan, valid_fraction, len(sources)), tokenizer, writers)
+            empty += _write_all(builder.encode(plan, valid_fraction, len(sources), tokenizer, dtype, sep), writers)
             sources += plan.corpus.names()
     finally:
         for writer in writers.values():
@@ -219,34 +224,76 @@ def _counts(summary: dict[str, Any]) -> str:
 # Encoding
 
 
-def _encode_all(batches: Iterator[DocumentBatch], tokenizer: Tokenizer, writers: dict[int, SplitWriter]) -> int:
-    """Encode and write every batch, in order; returns the number of documents without tokens."""
-    pending: deque[tuple[int, Future, Future | None]] = deque()
-    empty = reports = 0
+class EncodedBatch(NamedTuple):
+    """Encoded documents of one split."""
 
-    def finish() -> None:
-        nonlocal empty, reports
-        split, encoded, unknown = pending.popleft()
-        tokens, lengths, locations, without_tokens = encoded.result()
+    split: int
+    tokens: np.ndarray
+    lengths: np.ndarray
+    locations: np.ndarray
+    empty: int  # documents without tokens
+    unknown: UnknownTokens | None  # of validation text
+
+
+class Builder(Protocol):
+    """The two passes over a corpus: hashes of all documents, then the encoded ones that a plan keeps, in order."""
+
+    def hash_documents(self, corpus: Corpus) -> tuple[np.ndarray, int]: ...
+
+    def encode(
+        self, plan: SplitPlan, fraction: float, first_file: int, tokenizer: Tokenizer, dtype: np.dtype, sep: int | None
+    ) -> Iterator[EncodedBatch]: ...
+
+
+class LocalBuilder:
+    """Hashes and encodes in this process."""
+
+    def hash_documents(self, corpus: Corpus) -> tuple[np.ndarray, int]:
+        return hash_documents(corpus)
+
+    def encode(
+        self, plan: SplitPlan, fraction: float, first_file: int, tokenizer: Tokenizer, dtype: np.dtype, sep: int | None
+    ) -> Iterator[EncodedBatch]:
+        pending: deque[tuple[int, Future, Future | None]] = deque()
+
+        def finish() -> EncodedBatch:
+            split, encoded, unknown = pending.popleft()
+            tokens, lengths, locations, empty = encoded.result()
+            counted = None if unknown is None else unknown.result()
+            return EncodedBatch(split, tokens, lengths, locations, empty, counted)
+
+        with ThreadPoolExecutor(ENCODER_THREADS) as threads:
+            for batch in document_batches(plan, fraction, first_file):
+                encoded = threads.submit(encode_documents, tokenizer, batch, dtype, sep)
+                # only validation text is scored, and locating unknown tokens is slow
+                unknown = threads.submit(count_unknown, tokenizer, batch) if batch.split == VALID else None
+                pending.append((batch.split, encoded, unknown))
+                if len(pending) > ENCODER_THREADS:
+                    yield finish()
+            while pending:
+                yield finish()
+
+
+def builder_on(on: str | None) -> AbstractContextManager[Builder]:
+    """Build here, or on a Ray cluster."""
+    if on is None:
+        return nullcontext(LocalBuilder())
+    from headstock.data.ray_store import ray_builder
+
+    return ray_builder(on)
+
+
+def _write_all(batches: Iterator[EncodedBatch], writers: dict[int, SplitWriter]) -> int:
+    """Write every batch, in order; returns the number of documents without tokens."""
+    empty = reports = 0
+    for split, tokens, lengths, locations, without_tokens, unknown in batches:
         writers[split].write(tokens, lengths, locations)
         if unknown is not None:
-            writers[split].unknown = (writers[split].unknown or UnknownTokens()) + unknown.result()
+            writers[split].unknown = (writers[split].unknown or UnknownTokens()) + unknown
         empty += without_tokens
         if sum(writer.bytes for writer in writers.values()) >= (reports + 1) * PROGRESS_BYTES:
             reports += 1
             logger.info(f"tokenized {sum(writer.documents for writer in writers.values()):,} documents")
-
-    writer = next(iter(writers.values()))
-    with ThreadPoolExecutor(ENCODER_THREADS) as threads:
-        for batch in batches:
-            encoded = threads.submit(encode_documents, tokenizer, batch, writer.dtype, writer.sep)
-            # only validation text is scored, and locating unknown tokens is slow
-            unknown = threads.submit(count_unknown, tokenizer, batch) if batch.split == VALID else None
-            pending.append((batch.split, encoded, unknown))
-            if len(pending) > ENCODER_THREADS:
-                finish()
-        while pending:
-            finish()
     return empty
 
 

@@ -21,7 +21,7 @@ import torch
 from headstock.errors import UserError
 from headstock.experiments.grid import Executor, Outcome, ResultCache, Trainable, Trial, run_here
 from headstock.io import PARTIAL, atomic_folder, cache_folder, fingerprint, rank_and_size, sha256, write_bytes
-from headstock.ray_cluster import alive_nodes, check_nodes, connect, import_ray, largest, parse_address, run_tasks
+from headstock.ray_cluster import alive_nodes, check_nodes, check_on, connect, import_ray, largest, run_tasks
 from headstock.train.distributed import choose_device
 from headstock.train.run_folder import LAYOUT as RUN_LAYOUT
 from headstock.train.run_folder import CheckpointRunFolder, RunFolder
@@ -59,8 +59,7 @@ def place_trials(
         return nullcontext(Placement(run_here, choose_device(device), is_remote=False))
     if rank_and_size()[1] > 1:
         raise UserError(f"--on {on}: starts its own processes; run the command without torchrun")
-    parse_address(on)
-    import_ray()
+    check_on(on)
     return place_on_ray(on, device, gpus, int(cpus or 1))
 
 

@@ -15,6 +15,7 @@ from headstock.data.token_store import SplitStores, build_split_stores
 from headstock.data.tokenizer import Tokenizer, TokenizerSettings, open_tokenizer, tokenizer_statistics, train_tokenizer
 from headstock.data.urls import is_url
 from headstock.errors import UserError
+from headstock.ray_cluster import check_on
 from headstock.tasks.base import Task
 from headstock.train.budget import Budget, ValidationBudget
 from headstock.train.callbacks import Callback, run_callbacks
@@ -58,14 +59,18 @@ def pretrain(
     resume: bool = False,
     overwrite: bool = False,
     device: str = "auto",
+    on: str | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Train a tokenizer and a language model on text; returns the run's results.
 
     Settings come from the preset, then the file, then `settings` (`{"depth": 4}` or `{"model.depth": 4}`); the later
     wins. With `resume`, an interrupted run continues as if it had not been interrupted, and a run that does not exist
-    is started. `start` is a finished run whose model, tokenizer and weights this run starts from.
+    is started. `start` is a finished run whose model, tokenizer and weights this run starts from. With `on="ray"` or
+    `"ray:ADDRESS"` a Ray cluster builds the token store; the model is trained here.
     """
+    if on is not None:
+        check_on(on, as_client=False)
     paths = [str(corpus)] if isinstance(corpus, str | Path) else [str(path) for path in corpus]
     options = dict(settings or {})
     options |= {"task.name": objective} if objective else {}
@@ -89,7 +94,7 @@ def pretrain(
         weights = source_weights(open_run(start)) if start and not complete else None
         setup = None
         if session.distributed.is_main:
-            setup = open_setup(run, run_config) if session.resuming else create_run(run, run_config, weights)
+            setup = open_setup(run, run_config, on) if session.resuming else create_run(run, run_config, weights, on)
             save_data_paths(run, run_config)
         session.distributed.barrier()  # the folder exists now
         with mirrored(run, run_config.train.mirror if session.distributed.is_main else None):
@@ -108,13 +113,15 @@ class RunSetup:
     stores: SplitStores
 
 
-def create_run(run: RunFolder, run_config: RunConfig, weights: dict[str, Tensor] | None = None) -> RunSetup:
+def create_run(
+    run: RunFolder, run_config: RunConfig, weights: dict[str, Tensor] | None = None, on: str | None = None
+) -> RunSetup:
     """Prepare text, tokenizer and token store, then create the run folder."""
     corpus, valid = read_corpora(run_config)
     tokenizer = open_or_train_tokenizer(run_config.tokenizer, corpus.sample_texts())
     task = build_task(run_config, tokenizer)  # rejects a tokenizer without the special tokens it needs
     logger.info(tokenizer_line(tokenizer, corpus))
-    stores = build_stores(run_config, task, corpus, valid)
+    stores = build_stores(run_config, task, corpus, valid, on)
     for store in (stores.train, stores.valid):  # rejects text that the task cannot use
         task.examples(store, length=run_config.train.length or getattr(run_config.model, "context", None) or 256)
     run_config = with_vocabulary(run_config, tokenizer)
@@ -128,15 +135,15 @@ def create_run(run: RunFolder, run_config: RunConfig, weights: dict[str, Tensor]
     return RunSetup(run_config, task, stores)
 
 
-def open_setup(run: RunFolder, run_config: RunConfig) -> RunSetup:
+def open_setup(run: RunFolder, run_config: RunConfig, on: str | None = None) -> RunSetup:
     """The parts of an existing run."""
     task = build_task(run_config, run.tokenizer())
-    return RunSetup(run_config, task, reopen_stores(run, run_config, task))
+    return RunSetup(run_config, task, reopen_stores(run, run_config, task, on))
 
 
-def reopen_stores(run: RunFolder, run_config: RunConfig, task: Task) -> SplitStores:
+def reopen_stores(run: RunFolder, run_config: RunConfig, task: Task, on: str | None = None) -> SplitStores:
     """A run's token stores; rejects text that has changed since the run was created."""
-    stores = build_stores(run_config, task, *read_corpora(run_config))
+    stores = build_stores(run_config, task, *read_corpora(run_config), on)
     if stores.folder.name != run.data()["fingerprint"]:
         raise UserError(f"{run}: the corpus has changed since the run was created, so it cannot be resumed")
     return stores
@@ -148,7 +155,9 @@ def read_corpora(run_config: RunConfig) -> tuple[Corpus, Corpus | None]:
     return read(data.corpus), read(data.valid) if data.valid else None
 
 
-def build_stores(run_config: RunConfig, task: Task, corpus: Corpus, valid: Corpus | None) -> SplitStores:
+def build_stores(
+    run_config: RunConfig, task: Task, corpus: Corpus, valid: Corpus | None, on: str | None = None
+) -> SplitStores:
     data = run_config.data
     return build_split_stores(
         corpus,
@@ -158,6 +167,7 @@ def build_stores(run_config: RunConfig, task: Task, corpus: Corpus, valid: Corpu
         deduplicate=data.deduplicate,
         sentences=task.needs_sentences,
         seed=data.split_seed,
+        on=on,
     )
 
 

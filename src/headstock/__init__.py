@@ -13,6 +13,7 @@ _HOMES = {
     "plan": "headstock.planner.planner",
     "pretrain": "headstock.train.pretrain",
     "finetune": "headstock.train.finetune",
+    "distil": "headstock.experiments.distil",
     "lr_find": "headstock.train.lr_finder",
     "compare": "headstock.experiments.compare",
     "sweep": "headstock.experiments.sweep",

@@ -1,0 +1,240 @@
+"""Distils several classifiers into one model: it learns their probabilities on unlabelled text.
+
+    teachers, TF-IDF -> probabilities on text like the labelled one -> soft labels -> fine-tune one student
+
+N texts, C classes.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headstock.data.corpus import read_corpus
+from headstock.data.records import Records
+from headstock.errors import UserError
+from headstock.experiments.arms.tfidf import TfidfClassifier
+from headstock.inference.pipeline import Pipeline, load
+from headstock.io import cache_folder, fingerprint, write_text
+from headstock.tasks.calibration import softmax
+from headstock.tasks.soft_labels import PROBABILITIES
+from headstock.train.callbacks import Callback
+from headstock.train.finetune import finetune
+from headstock.train.labelled_data import LabelledSplits, read_splits
+from headstock.train.resolve import labelled_task
+from headstock.train.run_folder import RunFolder
+from headstock.train.settings import LabelledSettings
+
+logger = logging.getLogger(__name__)
+
+TFIDF = "tfidf"  # the name of the teacher that is fitted here
+ROWS_PER_LABEL = 10  # unlabelled texts per labelled one
+MIN_CHARACTERS, MAX_CHARACTERS = 40, 2000  # of an unlabelled text; longer ones are cut
+MIN_PROBABILITY = 1e-6  # in logarithms
+DOMAIN_WORDS = 50_000
+READING = ("valid_fraction", "skip_blank")  # settings of how rows are read
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The probabilities of one classifier."""
+
+    name: str
+    valid: np.ndarray  # (N, C) for the validation rows
+    pool: np.ndarray  # (N, C) for the unlabelled texts
+
+
+def distil(
+    student: str | Path,
+    *,
+    teachers: Sequence[str | Path],
+    text: str | Path | Sequence[str | Path],
+    train: str | Path,
+    out: str | Path,
+    valid: str | Path | None = None,
+    test: str | Path | None = None,
+    tfidf: bool = True,
+    rows: int | None = None,
+    columns: dict[str, str] | None = None,
+    settings: dict[str, Any] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    device: str = "auto",
+    callbacks: Sequence[Callback] = (),
+) -> dict[str, Any]:
+    """Fine-tune `student`, a pretrained run, on what fine-tuned `teachers` and TF-IDF predict; returns its results.
+
+    The student reads the labelled rows, and the `rows` texts of `text` that are most like them (ten per labelled row
+    unless given), with the teachers' combined probabilities. The weights of the teachers are fitted on the validation
+    rows. The result is a run like any other.
+    """
+    pipelines = {str(name): load(name, device=device) for name in teachers}
+    first = next(iter(pipelines.values()), None)
+    if first is None:
+        raise UserError("no teachers: name at least one fine-tuned classifier with --teacher")
+    task = first.classification_task()
+    if not task.row_is_text or not task.linear_classes or getattr(task, "multilabel", False):
+        raise UserError(f"{first.run}: distils classifiers of single texts, not a {task.title}")
+    classes = check_same_classes(pipelines)
+    options = settings or {}
+    data = LabelledSettings(
+        train=str(train),
+        valid=None if valid is None else str(valid),
+        test=None if test is None else str(test),
+        columns=tuple(f"{name}={column}" for name, column in (columns or {}).items()),
+        **{key.removeprefix("data."): value for key, value in options.items() if key.removeprefix("data.") in READING},
+    )
+    seed = int(options.get("train.seed", options.get("seed", 0)))
+    splits = read_splits(data, labelled_task(task.name), task.config, seed=seed)
+    pool = closest_texts(splits, text, rows or ROWS_PER_LABEL * len(splits.train), seed=seed)
+    combined = [neural_teacher(name, pipeline, classes, splits.valid, pool) for name, pipeline in pipelines.items()]
+    del pipelines, first
+    if tfidf:
+        combined.append(tfidf_teacher(classes, splits, pool, seed=seed))
+    truth = np.array([classes.index(label) for label in splits.valid.labels or []])
+    weights = fit_weights([teacher.valid for teacher in combined], truth)
+    facts: dict[str, Any] = {
+        "teachers": [
+            {"name": teacher.name, "weight": round(float(weight), 4), "valid_accuracy": accuracy(teacher.valid, truth)}
+            for teacher, weight in zip(combined, weights, strict=True)
+        ],
+        "ensemble_valid_accuracy": accuracy(combine([t.valid for t in combined], weights), truth),
+        "rows": len(pool),
+    }
+    for row in facts["teachers"]:
+        logger.info(f"teacher {row['name']}: weight {row['weight']:.2f}, {row['valid_accuracy']:.1%} of the valid rows")
+    logger.info(f"together: {facts['ensemble_valid_accuracy']:.1%} of the validation rows")
+    soft = write_soft_labels(splits.train, classes, pool, combine([t.pool for t in combined], weights))
+    # files with columns of other names are copied, as the soft labels have the usual ones
+    held_out = write_labelled(splits.valid) if valid is None or columns else valid
+    test = write_labelled(splits.test) if splits.test is not None and columns else test
+    results = finetune(
+        student,
+        train=soft,
+        valid=held_out,
+        test=test,
+        out=out,
+        task=task.name,
+        settings=options | {"task.soft_labels": True, "task.classes": list(classes)},
+        resume=resume,
+        overwrite=overwrite,
+        device=device,
+        callbacks=callbacks,
+    )
+    results |= {"distillation": facts}
+    RunFolder(Path(out)).write_results(results)
+    return results
+
+
+def check_same_classes(pipelines: dict[str, Pipeline]) -> tuple[str, ...]:
+    """The classes of all teachers, in the order of the first one's."""
+    known = {name: tuple(pipeline.classification_task().config.classes) for name, pipeline in pipelines.items()}
+    (first, classes), *others = known.items()
+    for name, own in others:
+        if set(own) != set(classes):
+            raise UserError(f"{name}: its classes are {', '.join(own)}, those of {first} are {', '.join(classes)}")
+    return classes
+
+
+# Texts
+
+
+def closest_texts(splits: LabelledSplits, text: Any, count: int, *, seed: int) -> list[str]:
+    """The unlabelled texts that a linear classifier finds most like the labelled ones, none of which is among them."""
+    own = {normalize(text) for part in (splits.train, splits.valid, splits.test) if part for text in part.display_texts}
+    pool = dict.fromkeys(normalize(document.text)[:MAX_CHARACTERS] for document in read_corpus(text))
+    texts = [text for text in pool if len(text) >= MIN_CHARACTERS and text not in own]
+    if not texts:
+        raise UserError(f"no unlabelled texts of {MIN_CHARACTERS} characters or more, except the labelled ones")
+    if len(texts) <= count:
+        return texts
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+
+    labelled = splits.train.display_texts
+    vectorizer = TfidfVectorizer(sublinear_tf=True, max_features=DOMAIN_WORDS)
+    features = vectorizer.fit_transform([*labelled, *texts])
+    domain = np.array([1] * len(labelled) + [0] * len(texts))
+    model = LogisticRegression(class_weight="balanced", max_iter=300, random_state=seed).fit(features, domain)
+    similarity = model.decision_function(features[len(labelled) :])
+    chosen = np.sort(np.argsort(-similarity, kind="stable")[:count])
+    logger.info(f"chose the {count:,} of {len(texts):,} unlabelled texts that are most like the labelled ones")
+    return [texts[index] for index in chosen]
+
+
+def normalize(text: str) -> str:
+    return " ".join(text.split())
+
+
+# Teachers
+
+
+def neural_teacher(
+    name: str, pipeline: Pipeline, classes: Sequence[str], valid: Records, pool: Sequence[str]
+) -> Teacher:
+    order = [pipeline.classification_task().config.classes.index(label) for label in classes]
+    return Teacher(name, pipeline.probabilities(valid)[:, order], pipeline.probabilities(pool)[:, order])
+
+
+def tfidf_teacher(classes: Sequence[str], splits: LabelledSplits, pool: Sequence[str], *, seed: int) -> Teacher:
+    rows, valid = splits.train, splits.valid.display_texts
+    numbers = [np.array([classes.index(label) for label in part.labels or []]) for part in (rows, splits.valid)]
+    model = TfidfClassifier(classes).fit(rows.display_texts, numbers[0], valid, numbers[1], seed=seed)
+    return Teacher(TFIDF, model.probabilities(valid), model.probabilities(pool))
+
+
+def combine(probabilities: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
+    """(N, C) the product of the teachers' probabilities, each to the power of its weight, normalized."""
+    logs = [np.log(np.maximum(part, MIN_PROBABILITY)) for part in probabilities]
+    return softmax(np.einsum("t,tnc->nc", weights, np.stack(logs)))
+
+
+def fit_weights(probabilities: Sequence[np.ndarray], truth: np.ndarray) -> np.ndarray:
+    """(T,) weights of 0 or more with the least negative log-likelihood of the true classes.
+
+    They need not sum to one: the probabilities of overconfident teachers are softened.
+    """
+    from scipy.optimize import minimize
+
+    count, rows = len(probabilities), np.arange(len(truth))
+
+    def loss(weights: np.ndarray) -> float:
+        likelihood = combine(probabilities, weights)[rows, truth]
+        return float(-np.log(np.maximum(likelihood, MIN_PROBABILITY)).mean())
+
+    start = np.full(count, 1 / count)
+    return minimize(loss, start, bounds=[(0.0, None)] * count, method="L-BFGS-B").x
+
+
+def accuracy(probabilities: np.ndarray, truth: np.ndarray) -> float:
+    return round(float((probabilities.argmax(1) == truth).mean()), 6)
+
+
+# Files, in the cache: a resumed run finds them by their content
+
+
+def write_soft_labels(train: Records, classes: Sequence[str], pool: Sequence[str], probabilities: np.ndarray) -> Path:
+    """The labelled rows with certain labels, then the unlabelled texts with the teachers' probabilities."""
+    certain = [{name: float(name == label) for name in classes} for label in train.labels or []]
+    rounded = np.round(probabilities, 5).tolist()
+    taught = [dict(zip(classes, row, strict=True)) for row in rounded]
+    texts = [*train.display_texts, *pool]
+    rows = [{"text": text, PROBABILITIES: row} for text, row in zip(texts, [*certain, *taught], strict=True)]
+    return write_rows(rows)
+
+
+def write_labelled(records: Records) -> Path:
+    labels = [{}] * len(records) if records.labels is None else [{"label": label} for label in records.labels]
+    return write_rows([{"text": text} | label for text, label in zip(records.display_texts, labels, strict=True)])
+
+
+def write_rows(rows: list[dict[str, Any]]) -> Path:
+    path = cache_folder() / "distil" / f"{fingerprint(rows)}.jsonl"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return path

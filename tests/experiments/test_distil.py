@@ -1,0 +1,126 @@
+"""Distillation: combining teachers, choosing texts, and a student that learns from them what few labels do not say."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+import headstock
+from headstock.data.labelled_texts import read_records
+from headstock.errors import UserError
+from headstock.experiments.distil import closest_texts, combine, distil, fit_weights
+from headstock.train.labelled_data import LabelledSplits
+from headstock.train.run_folder import RunFolder
+from tests.commands import verb_result
+from tests.conftest import TINY
+
+WORDS = {"good": ["lovely", "bright", "kind", "sweet", "brave"], "bad": ["awful", "gloomy", "cruel", "bitter", "dull"]}
+
+
+def sentences(count, seed, words=5):
+    pick = random.Random(seed)
+    rows = []
+    for number in range(count):
+        label = ("good", "bad")[number % 2]
+        text = f"The {pick.choice(['book', 'story', 'film'])} that I read in {pick.choice(['May', 'June'])} was"
+        rows.append((f"{text} {pick.choice(WORDS[label][:words])} and {pick.choice(WORDS[label][:words])}.", label))
+    return rows
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A backbone, two teachers that know all words, and few labels that contain one word of each class."""
+    folder = tmp_path_factory.mktemp("distil")
+    pool = folder / "pool.txt"
+    pool.write_text("\n".join(text for text, _ in sentences(300, seed=5)) + "\n")
+    settings = TINY | {"vocabulary": 300, "steps": 20, "width": 32}
+    headstock.pretrain(pool, out=folder / "backbone", objective="masked", settings=settings)
+    rows = {
+        "many": sentences(120, 1),
+        "few": sentences(6, 2, words=1),
+        "valid": sentences(40, 3),
+        "test": sentences(60, 4),
+    }
+    paths = {name: write(folder / f"{name}.jsonl", part) for name, part in rows.items()}
+    for seed in (0, 1):
+        options = {"epochs": 12, "lr": 1e-2, "least_steps": 0, "seed": seed}
+        out = folder / f"teacher-{seed}"
+        headstock.finetune(folder / "backbone", train=paths["many"], valid=paths["valid"], out=out, settings=options)
+    return folder, pool, paths
+
+
+STUDENT = {"epochs": 6, "lr": 1e-2, "least_steps": 0}
+
+
+def test_a_student_learns_what_its_labels_do_not_say(files, tmp_path):
+    folder, pool, paths = files
+    labels = {"train": paths["few"], "valid": paths["valid"], "test": paths["test"], "settings": STUDENT}
+    alone = headstock.finetune(folder / "backbone", out=tmp_path / "alone", **labels)
+    teachers = [folder / "teacher-0", folder / "teacher-1"]
+    taught = distil(folder / "backbone", teachers=teachers, text=pool, rows=100, out=tmp_path / "taught", **labels)
+    assert alone["test"]["accuracy"] < 0.85 < 0.95 < taught["test"]["accuracy"]
+    facts = RunFolder(tmp_path / "taught").results()["distillation"]
+    assert [row["name"] for row in facts["teachers"]] == [*map(str, teachers), "tfidf"]
+    assert facts["rows"] == 100 and facts["ensemble_valid_accuracy"] > 0.95
+    # TF-IDF knows only the few labels, so that its weight is small
+    assert facts["teachers"][2]["valid_accuracy"] < facts["teachers"][0]["valid_accuracy"]
+
+
+def test_the_command_distils_and_reports(files, tmp_path):
+    folder, pool, _ = files
+    renamed = tmp_path / "few.csv"
+    renamed.write_text("review,stars\n" + "".join(f"{text},{label}\n" for text, label in sentences(6, 2, words=1)))
+    options = ["--teacher", folder / "teacher-0", "--text", pool, "--rows", "50", "--no-tfidf", "--epochs", "1"]
+    options += ["--train", renamed, "--columns", "text=review,label=stars", "--set", "valid_fraction=0.4"]
+    results = verb_result("distil", folder / "backbone", *options, "--out", tmp_path / "student")
+    assert [row["name"] for row in results["distillation"]["teachers"]] == [str(folder / "teacher-0")]
+    assert RunFolder(tmp_path / "student").report.is_file()
+
+
+def test_problems_are_named(files, tmp_path):
+    folder, pool, paths = files
+    common = {"text": pool, "train": paths["few"], "valid": paths["valid"], "out": tmp_path / "out"}
+    with pytest.raises(UserError, match="has no classification head"):
+        distil(folder / "backbone", teachers=[folder / "backbone"], **common)
+    with pytest.raises(UserError, match="--teacher"):
+        distil(folder / "backbone", teachers=[], **common)
+    other = write(tmp_path / "other.jsonl", [(text, label.upper()) for text, label in sentences(20, 6)])
+    settings = {"epochs": 1, "least_steps": 0}
+    headstock.finetune(folder / "backbone", train=other, out=tmp_path / "other", settings=settings)
+    with pytest.raises(UserError, match="its classes are BAD, GOOD"):
+        distil(folder / "backbone", teachers=[folder / "teacher-0", tmp_path / "other"], **common)
+
+
+def test_equal_weights_are_a_geometric_mean():
+    parts = [np.array([[0.9, 0.1]]), np.array([[0.5, 0.5]])]
+    expected = np.sqrt(parts[0] * parts[1])
+    assert combine(parts, np.array([0.5, 0.5])) == pytest.approx(expected / expected.sum())
+
+
+def test_weights_prefer_the_teacher_that_is_right_and_soften_the_overconfident():
+    generator = np.random.default_rng(0)
+    truth = generator.integers(0, 2, 4000)
+    correct = generator.random(4000) < 0.8
+    predicted = np.where(correct, truth, 1 - truth)
+    informed = np.where(np.arange(2) == predicted[:, None], 0.99, 0.01)  # right in 80%, but 99% sure
+    noise = generator.dirichlet([1, 1], 4000)
+    weights = fit_weights([informed, noise], truth)
+    assert weights[1] < 0.05
+    assert combine([informed, noise], weights).max(1).mean() == pytest.approx(0.8, abs=0.02)
+
+
+def test_the_closest_texts_are_chosen_and_labelled_ones_left_out(tmp_path):
+    labelled = [(f"this novel by author {n} has a moving plot and fine prose", "good") for n in range(20)]
+    alike = [f"a moving plot, and the prose of this novel number {n} is fine" for n in range(15)]
+    others = [f"the striker scored goal {n} in the second half of the match" for n in range(60)]
+    path = tmp_path / "pool.txt"
+    path.write_text("\n".join([*others, *alike, labelled[3][0]]) + "\n")
+    rows = read_records(write(tmp_path / "rows.jsonl", labelled))
+    chosen = closest_texts(LabelledSplits(rows, rows.select([]), None), path, 15, seed=0)
+    assert chosen == alike

@@ -96,6 +96,10 @@ def bench(
     names = [*PARTS, "peers"]
     if unknown := [name for name in only or [] if name not in names]:
         raise UserError(f"--only {unknown[0]}: must be one of {', '.join(names)}")
+    if nanogpt is not None and not (nanogpt / "model.py").is_file():
+        raise UserError(f"--nanogpt {nanogpt}: contains no model.py")
+    if peers is not None and not peers.is_dir():
+        raise UserError(f"--peers {peers}: no such folder")
     parts: dict[str, Part] = {name: partial(measure, quick=quick) for name, measure in PARTS.items()}
     parts["peers"] = partial(bench_peers, quick=quick, folder=peers, nanogpt=nanogpt)
     parts = {name: measure for name, measure in parts.items() if not only or name in only}
@@ -260,10 +264,6 @@ PARTS = {
 
 def bench_peers(device: torch.device, *, quick: bool, folder: Path | None, nanogpt: Path | None) -> list[Measurement]:
     """The results of the benchmark scripts; scripts whose peer is not installed are skipped."""
-    if nanogpt is not None and not (nanogpt / "model.py").is_file():
-        raise UserError(f"--nanogpt {nanogpt}: contains no model.py")
-    if folder is not None and not folder.is_dir():
-        raise UserError(f"--peers {folder}: no such folder")
     folder = folder or PEER_SCRIPTS
     if not folder.is_dir() or importlib.util.find_spec("transformers") is None:
         logger.info("skipping comparisons with other libraries: they need benchmarks/ of a checkout and transformers")

@@ -72,7 +72,7 @@ def timed_steps(
         assert not is_sharded(module), "one process has nothing to shard"
         if settings.parallel == "fsdp":
             dtype = torch.bfloat16 if uses_bfloat16(bench.device, settings.dtype) else None
-            shard_module(module, bench.device, 1, dtype=dtype)
+            shard_module(module, bench.device, 1, dtype=dtype, reduce_dtype=torch.float32)
         optimizers = make_optimizers(module.model, settings)
         step = build_step(module, bench.task, optimizers, settings, mode, bench.distributed, bench.no_split)
         for number in range(3):  # compiles

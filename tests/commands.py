@@ -17,7 +17,8 @@ SHORT_FINETUNING = ["--set", "least_steps=0", "--epochs", 2, "--lr", 0.01, "--qu
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOADED = (
     "headstock.train.pretrain headstock.experiments.compare headstock.report.pages headstock.inference.pipeline "
-    "torch._dynamo matplotlib.figure matplotlib.backends.backend_svg jinja2 filelock platformdirs typer._adapters"
+    "torch._dynamo torch.distributed.fsdp torch.distributed.checkpoint.hf_storage "
+    "matplotlib.figure matplotlib.backends.backend_svg jinja2 filelock platformdirs typer._adapters"
 )
 CONTEXT.set_forkserver_preload(
     PRELOADED.split() + [m.name for p in (cli, tasks) for m in pkgutil.iter_modules(p.__path__, f"{p.__name__}.")]

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from headstock.data.token_store import TokenStore
@@ -170,8 +171,8 @@ TASKS: Registry[type[Task]] = Registry("task", "headstock.tasks")
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, *, smoothing: float = 0.0) -> Tensor:
-    """Cross-entropy summed over labelled positions, in float32."""
-    logits, labels = logits.float().flatten(0, -2), labels.flatten()
+    """Cross-entropy summed over labelled positions, in float32, or float64 like the logits."""
+    logits, labels = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2), labels.flatten()
     return nn.functional.cross_entropy(
         logits, labels, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=smoothing
     )

@@ -109,14 +109,12 @@ def build_module(model: Model, task: Task, settings: TrainSettings, distributed:
         checkpoint_blocks(trained)
     module = LossModule(trained.to(device), task, smoothing=settings.label_smoothing)
     if shards:
-        shard_module(
-            module,
-            device,
-            distributed.size,
-            dtype=torch.bfloat16 if uses_bfloat16(device, settings.dtype) else None,
-            reduce_dtype=getattr(torch, settings.reduce_dtype),
-            cpu_offload=settings.cpu_offload,
-        )
+        half = uses_bfloat16(device, settings.dtype)
+        dtype, reduce_dtype = torch.bfloat16 if half else None, getattr(torch, settings.reduce_dtype)
+        if not half and settings.reduce_dtype == "float32":
+            reduce_dtype = None  # that of the weights
+        offload = settings.cpu_offload
+        shard_module(module, device, distributed.size, dtype=dtype, reduce_dtype=reduce_dtype, cpu_offload=offload)
     return module
 
 

@@ -24,14 +24,15 @@ def shard_module(
     processes: int,
     *,
     dtype: torch.dtype | None = None,
-    reduce_dtype: torch.dtype = torch.float32,
+    reduce_dtype: torch.dtype | None = None,
     cpu_offload: bool = False,
 ) -> None:
     """Shard a module in place: each Transformer block by itself, the rest (embeddings, heads) as one more group.
 
     Only calls of `module` itself, or of a module inside such a call, gather the weights. Shards keep their dtype; with
-    `dtype`, they are gathered and used in it. Gradients are summed over the processes in `reduce_dtype`. With
-    `cpu_offload`, shards lie in main memory while they are not in use, and so do gradients and optimizer states.
+    `dtype`, they are gathered and used in it. Gradients are summed over the processes in `reduce_dtype` (None: that of
+    the computation). With `cpu_offload`, shards lie in main memory while they are not in use, and so do gradients and
+    optimizer states.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard

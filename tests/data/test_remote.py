@@ -20,6 +20,8 @@ from headstock.data.labelled_texts import read_records
 from headstock.data.parallel import read_parallel
 from headstock.data.qa import read_questions
 from headstock.data.tagged import read_tagged
+from headstock.data.token_store import build_split_stores
+from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import HeadstockError, UserError, WorkError
 from headstock.io import cache_folder, sha256
 from headstock.logs import messages_to
@@ -225,6 +227,39 @@ def test_a_cached_copy_is_used_while_the_server_cannot_be_reached(web, monkeypat
     with messages_to(lines.append):
         assert remote.cached_copy(url) == copy
     assert "using the copy of" in lines[0]
+
+
+# Token stores
+
+
+def test_a_token_store_is_built_by_one_machine_and_downloaded_by_others(bucket, corpus, tmp_path):
+    tokenizer = train_tokenizer(read_corpus(corpus).sample_texts(), TokenizerSettings(vocabulary=300))
+    url, machines = f"{bucket.url}/stores", iter("abcdef")
+
+    def build() -> tuple[Path, str]:
+        lines: list[str] = []
+        with messages_to(lines.append):
+            cache = tmp_path / next(machines)
+            folder = build_split_stores(read_corpus(corpus), tokenizer, cache=cache, shared=url).folder
+        return folder, "\n".join(lines)
+
+    first, log = build()
+    assert "shared the token store" in log
+    second, log = build()
+    assert "using the token store" in log and "hashed" not in log
+    assert {p.name: p.read_bytes() for p in first.iterdir()} == {p.name: p.read_bytes() for p in second.iterdir()}
+    index = f"stores/{first.name}/index.json"
+    shard = f"stores/{first.name}/train-00000.bin"
+    data = bucket.get(shard)
+    bucket.put(shard, data[:-1] + bytes([data[-1] ^ 1]))  # damaged there: built here, and replaced there
+    _, log = build()
+    assert "train-00000.bin has changed" in log and "building" in log and bucket.get(shard) == data
+    evil = json.loads(bucket.get(index))
+    evil["files"]["../../../evil.bin"] = evil["files"]["train-00000.bin"]
+    bucket.put(index, json.dumps(evil).encode())
+    bucket.put("evil.bin", data)
+    _, log = build()
+    assert "building the token store here" in log and not list(tmp_path.rglob("evil.bin"))
 
 
 # Errors

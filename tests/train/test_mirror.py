@@ -147,7 +147,7 @@ def test_training_does_not_wait_and_one_transfer_runs_at_a_time(corpus, tmp_path
 
 
 def test_failures_are_warned_about_and_made_up_for(bucket, corpus, tmp_path, settings, monkeypatch):
-    real, failing = mirror.Mirror.put, iter([True] * 6)
+    real, failing = mirror.Mirror.put, iter([True] * 2)
 
     def unreliable(self, *arguments):
         if next(failing, False):

@@ -55,6 +55,7 @@ TRANSIENT = {"ClientConnectionError", "ClientPayloadError", "HTTPClientError", "
 TRANSIENT |= {"TransferEncodingError", "ContentLengthError", "ConnectError", "ReadError", "RemoteProtocolError"}
 DENIED = {"NoCredentialsError", "PartialCredentialsError", "AuthenticationException", "PasswordRequiredException"}
 MAGIC = {False: r"[*?\[]", True: r"[*\[]"}  # of a glob; in HTTP (True) a question mark begins the query
+RENAMING = ("file", "local", "sftp", "ssh")  # where a half written file would be visible under its name
 Result = TypeVar("Result")
 
 
@@ -596,3 +597,30 @@ def _write_stream(file: RemoteFile, size: int | None, out: BinaryIO, progress: P
     retry(request, file)
     if size is None:
         logger.warning(f"{file.url}: the server does not tell the size, so a lost connection may go unnoticed")
+
+
+# Uploads
+
+
+def upload(folder: RemoteFile, name: str, content: Path | bytes) -> None:
+    """Write a file below a folder, and compare its size with what arrived; half a file is never visible."""
+    retry(lambda: _upload(folder, name, content), folder)
+
+
+def _upload(folder: RemoteFile, name: str, content: Path | bytes) -> None:
+    fs, target = folder.fs, f"{folder.path.rstrip('/')}/{name}"
+    parent, _, last = target.rpartition("/")
+    renames = urls.scheme_of(folder.url) in RENAMING
+    written = f"{parent}/.{last}.partial" if renames else target
+    if renames:
+        fs.makedirs(parent, exist_ok=True)
+    if isinstance(content, bytes):
+        fs.pipe_file(written, content)
+    else:
+        fs.put_file(str(content), written)
+    if renames:
+        fs.mv(written, target)
+    fs.invalidate_cache()
+    size, expected = fs.info(target)["size"], len(content) if isinstance(content, bytes) else content.stat().st_size
+    if size != expected:
+        raise ConnectionError(f"{name}: {size:,} of {expected:,} bytes arrived")

@@ -25,6 +25,7 @@ from headstock.data.document_split import (
     make_plans,
 )
 from headstock.data.sentences import split_sentences
+from headstock.data.shared_stores import fetch_store, share_store
 from headstock.data.token_shards import (
     FORMAT,
     INDEX,
@@ -67,6 +68,7 @@ def build_split_stores(
     sentences: bool = False,
     seed: int = 0,
     cache: Path | None = None,
+    shared: str | None = None,
     shard_tokens: int = SHARD_TOKENS,
     on: str | None = None,
 ) -> SplitStores:
@@ -76,7 +78,8 @@ def build_split_stores(
     depends on the documents' content and the seed, not on their order. Exact duplicates are dropped; if kept, all
     copies are in the same split. With a `valid` corpus, its documents are dropped from training. With `sentences`, the
     tokenizer's sep separates the sentences of a document. With `on="ray"` or `"ray:ADDRESS"` the nodes of a Ray cluster
-    read and encode the documents; the store has the same bytes.
+    read and encode the documents; the store has the same bytes. `shared` is a URL where stores are
+    looked for, and put.
     """
     if not 0 < valid_fraction < 1:
         raise UserError(f"valid_fraction: must be between 0 and 1, not {valid_fraction}")
@@ -91,7 +94,7 @@ def build_split_stores(
             logger.info(f"hashed the documents in {time.perf_counter() - start:.1f} s")
             return _write(folder, plans, tokenizer, (TRAIN, VALID), valid_fraction, shard_tokens, sentences, builder)
 
-    folder, reused = _find_or_build(key, write, tokenizer, cache)
+    folder, reused = _find_or_build(key, write, tokenizer, cache, shared)
     stores = _open(folder)  # verified, or just written
     if reused:
         names = corpus.names() + (valid.names() if valid else [])  # the same text may have moved
@@ -133,9 +136,13 @@ def _sentences_key(sentences: bool) -> list[str]:
 
 
 def _find_or_build(
-    key: list[Any], write: Callable[[Path], dict[str, Any]], tokenizer: Tokenizer, cache: Path | None
+    key: list[Any],
+    write: Callable[[Path], dict[str, Any]],
+    tokenizer: Tokenizer,
+    cache: Path | None,
+    shared: str | None = None,
 ) -> tuple[Path, bool]:
-    """The folder of the store with this key, and whether it existed already."""
+    """The folder of the store with this key, and whether it existed already, here or at the URL `shared`."""
     if tokenizer.eos is None:
         raise UserError("this tokenizer has no eos token, which must separate documents")
     digest = fingerprint([FORMAT, *key])
@@ -149,6 +156,8 @@ def _find_or_build(
             logger.info(f"{folder}: written by an earlier version without checksums; rebuilding it")
         except UserError as error:
             logger.info(f"{error}; rebuilding it")
+    if shared and fetch_store(shared, digest, folder):
+        return folder, True
     try:
         with atomic_folder(folder) as temporary:
             start = time.perf_counter()
@@ -159,6 +168,8 @@ def _find_or_build(
     except OSError as error:
         if not (folder / INDEX).exists():  # another process may have finished the same store first
             raise WorkError(f"{folder}: the token store could not be written ({error.strerror or error})") from None
+    if shared:
+        share_store(shared, folder)
     return folder, False
 
 

@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 CONFIG, RESULTS = "config.json", "results.json"
 SMALL_BYTES = 64 << 20  # a smaller file is read at once, because it may grow meanwhile
 FINAL_TRIES = 3
-RENAMING = ("file", "local", "sftp", "ssh")  # where a half written file would be visible under its name
 Stamp = tuple[int, int]  # size and modification time of a local file
 
 _mirrors: dict[Path, "Mirror"] = {}  # of this process, by run folder
@@ -209,30 +208,15 @@ class Mirror:
         except FileNotFoundError:  # pruned meanwhile: the next transfer deletes the rest of it
             self.pending = True
             return
-        remote.retry(lambda: self.put(name, path, data), self.root)
+        self.put(name, path if data is None else data)
         self.sent[name] = state
         assert self.there is not None
         self.there.add(name)
         self.files += 1
         self.bytes += state[0]
 
-    def put(self, name: str, path: Path, data: bytes | None) -> None:
-        """Write one file, and compare its size with what arrived."""
-        fs, target = self.root.fs, self.path_of(name)
-        renames = urls.scheme_of(self.url) in RENAMING
-        written = f"{target.rpartition('/')[0]}/.{PurePosixPath(name).name}.partial" if renames else target
-        if renames:
-            fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-        if data is None:
-            fs.put_file(str(path), written)
-        else:
-            fs.pipe_file(written, data)
-        if renames:
-            fs.mv(written, target)
-        fs.invalidate_cache()
-        size, expected = fs.info(target)["size"], path.stat().st_size if data is None else len(data)
-        if size != expected:
-            raise ConnectionError(f"{name}: {size:,} of {expected:,} bytes arrived")
+    def put(self, name: str, content: Path | bytes) -> None:
+        remote.upload(self.root, name, content)
 
     def prune(self, local: Mapping[str, Path]) -> None:
         """Delete checkpoints that are no longer in the folder, except those that are ahead of it."""
@@ -242,7 +226,9 @@ class Mirror:
             run = folder.removesuffix(PurePosixPath(folder).name).removesuffix("checkpoints/") if folder else ""
             if folder and (step_number(folder) < newest_step(local, run) or f"{run}{RESULTS}" in local):
                 self.delete(name)
-                if urls.scheme_of(self.url) in RENAMING and not any(n.startswith(f"{folder}/") for n in self.there):
+                if urls.scheme_of(self.url) in remote.RENAMING and not any(
+                    n.startswith(f"{folder}/") for n in self.there
+                ):
                     with suppress(OSError):
                         self.root.fs.rmdir(self.path_of(folder))
 
@@ -340,12 +326,10 @@ def check_writable(mirror: Mirror) -> None:
     """Fail before the run starts if nothing can be written to the URL."""
     probe, mirror.there = ".headstock", set()
     try:
-        mirror.put(probe, Path(), b"")
+        mirror.put(probe, b"")
         mirror.delete(probe)
-    except HeadstockError:
-        raise
-    except Exception as error:
-        raise UserError(f"train.mirror: cannot be written to: {remote.describe_error(error, mirror.url)}") from None
+    except HeadstockError as error:
+        raise UserError(f"train.mirror: cannot be written to: {error}") from None
 
 
 def is_same_run(run: RunFolder, files: Mapping[str, remote.RemoteFile]) -> bool:

@@ -168,6 +168,7 @@ def build_stores(
         sentences=task.needs_sentences,
         seed=data.split_seed,
         on=on,
+        shared=data.stores,
     )
 
 

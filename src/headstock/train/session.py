@@ -140,13 +140,14 @@ def resumed_config(run: RunFolder, options: dict[str, Any]) -> RunConfig:
 
 
 def check_same_settings(run: RunFolder, options: dict[str, Any], *, moved: bool = False) -> dict[str, Any]:
-    """The run's settings, which the options must not contradict. With `moved`, data paths and mirror may differ."""
+    """The run's settings, which the options must not contradict. With `moved`, data paths and URLs may differ."""
     tree, options = run.config(), dict(options)
     objective = options.pop("task.name", tree["task"]["name"])
     sections = config.merge({"task": {"name": objective}}, assign_sections(options, tree))
     if moved:
-        if mirror := sections.get("train", {}).pop("mirror", None):
-            tree["train"]["mirror"] = mirror
+        for section, name in (("train", "mirror"), ("data", "stores")):
+            if url := sections.get(section, {}).pop(name, None):
+                tree[section][name] = url
         for name in DATA_PATHS & sections.get("data", {}).keys():
             if tree["data"][name] and sections["data"][name]:
                 tree["data"][name] = config.to_dict(sections["data"].pop(name))

@@ -39,6 +39,14 @@ def reject(problems: config.Problems) -> None:
         raise ConfigError(problems)
 
 
+def not_writable(settings: Any, name: str) -> config.Problems:
+    """The problem of a setting that must be a URL to write to, if it has one."""
+    value = getattr(settings, name)
+    if value is None or (urls.is_url(value) and not urls.is_http(value)):
+        return []
+    return [(name, f"must be a URL that can be written to, such as s3://bucket/folder, not {value}")]
+
+
 def redact(settings: Any, *names: str) -> None:
     """Remove the credentials from URLs among settings, which are written to config.json; this process keeps them."""
     for name in names:
@@ -58,10 +66,12 @@ class DataSettings:
     valid_fraction: float = 0.05
     split_seed: int = 0  # of the held-out documents; not the run's seed, so that runs are evaluated on the same text
     deduplicate: bool = True
+    stores: str | None = config.added(None)  # URL where machines share token stores
 
     def __post_init__(self) -> None:
-        redact(self, "corpus", "valid")
-        reject(out_of_bounds(self, {INSIDE_0_1: "valid_fraction"}))
+        redact(self, "corpus", "valid", "stores")
+        problems = out_of_bounds(self, {INSIDE_0_1: "valid_fraction"})
+        reject(problems + not_writable(self, "stores"))
 
 
 @dataclass(frozen=True)
@@ -188,8 +198,7 @@ class TrainSettings:
             },
         )
         redact(self, "mirror")
-        if self.mirror is not None and (not urls.is_url(self.mirror) or urls.is_http(self.mirror)):
-            problems.append(("mirror", f"must be a URL that can be written to, such as s3://..., not {self.mirror}"))
+        problems += not_writable(self, "mirror")
         lengths = [name for name in RUN_LENGTHS if getattr(self, name) is not None]
         if len(lengths) > 1:
             problems.append((lengths[1], f"cannot be set together with {lengths[0]}: a run has one length"))

@@ -26,7 +26,7 @@ class Saved:
     expected: dict[str, Any]  # its outcome without the interruption
 
 
-@pytest.fixture(scope="module", params=SAVES if is_full() else ["whole"])
+@pytest.fixture(scope="module", params=SAVES if is_full() else ["synchronous"])
 def saved(request, corpus, tmp_path_factory) -> Saved:
     out, settings = tmp_path_factory.mktemp("damage") / "run", EVERY_STATE | {"keep": 9} | SAVES[request.param]
     headstock.pretrain(corpus, out=out, settings=settings)

@@ -25,7 +25,10 @@ def amount(ci: int, full: int) -> int:
 
 SMALL = TINY | {"depth": 1, "steps": 9, "log_every": 2, "validate_every": 3, "keep": 1, "weights": "last"}
 EVERY_STATE = SMALL | {"ema": 0.9, "optimizer": "muon", "dropout": 0.1}  # all that a checkpoint can hold
-SAVES: dict[str, dict[str, Any]] = {"synchronous": {}, "asynchronous": {"async_save": True}}  # ways to save a checkpoint
+SAVES: dict[str, dict[str, Any]] = {
+    "synchronous": {},
+    "asynchronous": {"async_save": True},
+}  # ways to save a checkpoint
 TIMED = ("run", "seconds", "tokens_per_second", "peak_bytes")  # what may differ between equal runs
 
 

@@ -122,8 +122,10 @@ def test_fault_02_kill_9_after_each_system_call_of_a_save(corpus, tmp_path, unin
         headstock.pretrain(corpus, out=out, settings=settings, resume=True)
         assert outcome(out) == uninterrupted(settings), calls[int(out.name[4:]) - 1]
     assert leftovers(tmp_path) == []
-    figures = {"system_calls": len(calls), "kills": len(runs), "valid_checkpoint": len(runs)}
-    record(2, f"after each call of two saves and the end of a run, {save} save", **figures)
+    figures = {"system_calls": len(calls), "kills": len(runs), "valid_checkpoints": len(runs)}
+    record(
+        2, f"after each call of two saves and the end of a run, {save} save", **figures, bit_identical_resumes=len(runs)
+    )
 
 
 def unflushed(calls: list[str], run: Path) -> list[str]:

@@ -11,11 +11,11 @@ from tests.faults.fuzzing import MEGABYTES, SECONDS, Target, fuzz
 from tests.faults.harness import amount
 
 INPUTS = {  # by kind of file: in make test, in make faults
-    "safetensors": (150, 40_000),
-    "tokenizers": (120, 25_000),
-    "configs": (100, 25_000),
-    "data": (80, 7_000),
-    "reports": (8, 3_000),
+    "safetensors": (150, 65_000),
+    "tokenizers": (120, 16_000),
+    "configs": (100, 14_000),
+    "data": (80, 4_400),
+    "reports": (8, 600),
 }
 
 

@@ -71,8 +71,8 @@ def test_fault_23_compressed_corpora(tmp_path, record, suffix):
     corpus = write_bomb(tmp_path / f"corpus.txt{suffix}", COMPRESSORS[suffix], b"a few words\n", size)
     message, seconds, megabytes = refusal(read_all, corpus)
     assert "decompression bomb" in message and corpus.name in message and formats.EXPANSION_VARIABLE in message
-    figures = {"file_megabytes": round(corpus.stat().st_size / 1e6, 2), "expands_to_gigabytes": size >> 30}
-    record(23, f"a corpus in {suffix}", **figures, seconds=round(seconds, 2), megabytes=round(megabytes))
+    what = f"{corpus.stat().st_size / 1e6:.2f} MB in {suffix} that expand to {size >> 30} GB"
+    record(23, what, refused_after=f"{seconds:.2f} s", memory=f"{megabytes:.0f} MB")
 
 
 def test_fault_23_the_limit_does_not_hold_where_it_is_raised(tmp_path, monkeypatch):
@@ -203,7 +203,7 @@ def test_fault_23_tables_archives_and_settings(tmp_path, record):
         slowest, most = max(slowest, seconds), max(most, megabytes)
         path.unlink()
     what = "JSON, TOML, XML, parquet, tar, zip, safetensors and torch bombs"
-    figures = {"slowest_seconds": round(slowest, 2), "most_megabytes": round(most)}
+    figures = {"slowest": f"{slowest:.2f} s", "most_memory": f"{most:.0f} MB"}
     record(23, what, files=len(BOMBS), refused=len(BOMBS), **figures)
 
 

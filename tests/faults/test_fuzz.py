@@ -25,7 +25,7 @@ def test_fault_22_fuzzed_files(targets, record, kind):
     assert outcome.failures == []
     assert outcome.inputs == amount(*INPUTS[kind]) and 0 < outcome.refused < outcome.inputs
     figures = {"refused": outcome.refused, "read": outcome.inputs - outcome.refused, "crashes": 0, "tracebacks": 0}
-    figures |= {"slowest_seconds": round(outcome.seconds, 2), "most_megabytes": round(outcome.megabytes)}
+    figures |= {"slowest": f"{outcome.seconds:.2f} s", "most_memory": f"{outcome.megabytes:.0f} MB"}
     record(22, kind, inputs=outcome.inputs, **figures)
 
 

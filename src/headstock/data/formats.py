@@ -23,7 +23,7 @@ ZSTD_WINDOW_BYTES = 1 << 27  # window memory any .zst may use, as in the zstd pr
 SAMPLE_LINES = 1000
 MAX_LINE_BYTES = 1 << 27  # enough for corpora that are a single line, such as text8
 # A decompression bomb: text of more than FREE_BYTES that is more than MAX_EXPANSION times as large as its file.
-FREE_BYTES = 1 << 26
+FREE_BYTES = 1 << 24
 MAX_EXPANSION = 200  # text compresses 3 to 10 times, logs up to 50 times
 EXPANSION_VARIABLE = "HEADSTOCK_MAX_EXPANSION"
 

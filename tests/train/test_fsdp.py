@@ -1,15 +1,19 @@
 """Fully sharded training: what one process learns, from checkpoints that any number of processes can load."""
 
+import errno
 import json
+import os
 import shutil
 
 import pytest
 import torch
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 import headstock
-from headstock.errors import UserError
+from headstock.errors import UserError, WorkError
 from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig
 from headstock.model.model import Model
+from headstock.train.checkpoint import DiskCheckpointer, TrainState
 from headstock.train.checkpoint_files import read_checkpoint_shapes, read_part
 from headstock.train.distributed import DistributedContext, init_distributed
 from headstock.train.evaluate import precision
@@ -119,6 +123,32 @@ def test_checkpoints_load_with_another_number_of_processes(corpus, tmp_path, two
         run = train_ranks(tmp_path / "rank", processes, corpus, out, "--resume")
     for name, curve in curves(two).items():
         assert curves(run)[name] == pytest.approx(curve, abs=1e-5), name
+
+
+def save_to_a_full_disk(folder, file):
+    """Save a checkpoint of which rank 1 cannot write its shards, and report the error."""
+    distributed, settings = init_distributed("cpu", 60.0), TrainSettings(parallel="fsdp")
+    model = build_module(small_model(width=32), NextToken(), settings, distributed).model
+
+    def fail(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if distributed.rank == 1:
+        HuggingFaceStorageWriter.write_data = fail
+    checkpointer = DiskCheckpointer(model, [], None, settings, run=RunFolder(folder), distributed=distributed)
+    with pytest.raises(WorkError) as caught:
+        checkpointer.save(TrainState(step=3))
+    file.write_text(str(caught.value))
+    torch.distributed.destroy_process_group()
+
+
+def test_no_process_saves_if_one_of_them_cannot(tmp_path):
+    files = [tmp_path / f"error-{rank}.txt" for rank in range(2)]
+    ranks = start_functions(tmp_path / "rank", [(save_to_a_full_disk, tmp_path / "run", file) for file in files])
+    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr
+    for file in files:
+        assert "step 3" in file.read_text() and "No space left" in file.read_text()
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
 
 
 def sharded_sizes(file):

@@ -10,6 +10,7 @@ pytest.importorskip("fastapi", reason="needs headstock[serve]")
 
 import httpx
 
+from headstock.data import remote
 from headstock.serve.worker import QueueFullError, TimeLimitError, Worker
 from tests.experiments.small import MAKERS, write_lines
 
@@ -235,3 +236,32 @@ def test_metrics_count_what_was_served(client, answer):
     assert value('headstock_queue_length{model="classify"}') == 0
     client.get("/v1/" + "x" * 20)
     assert 'route="other"' in client.get("/metrics").text and "xxxx" not in client.get("/metrics").text
+
+
+def test_a_url_in_a_request_is_never_fetched(client, web):
+    """Commands open URLs, so a request must not be able to name one: every field of every request is a URL here."""
+    url = web.url("canary.csv")
+    (web.folder / "canary.csv").write_text("text,label\ngood,1\n")
+    document = client.get("/openapi.json").json()
+
+    def as_url(value):
+        if isinstance(value, dict):
+            return {key: as_url(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [as_url(item) for item in value]
+        return url if isinstance(value, str) else value
+
+    asked = 0
+    for path, methods in document["paths"].items():
+        body = methods.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json", {})
+        if "$ref" in body.get("schema", {}):
+            schema = document["components"]["schemas"][body["schema"]["$ref"].rpartition("/")[2]]
+            example = schema.get("examples", [{}])[0]
+            for fields in (as_url(example), example | {"model": url}, dict.fromkeys(schema["properties"], url)):
+                asked += client.post(path, json=fields | {"stream": False}).status_code < 600
+    for options in ({"name": url}, {"columns": f"text={url}"}, {"model": url}, {}):
+        asked += client.post("/v1/files", params=options, content=f"text\n{url}\n").status_code < 600
+    assert asked > 20
+    assert not any("canary" in line for line in web.requests())
+    remote.cached_copy(url)
+    assert any("canary" in line for line in web.requests()), "the control: a command does fetch it"

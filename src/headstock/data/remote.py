@@ -6,6 +6,7 @@ where it stopped, and a file has its name only when all its bytes are there.
 
 import errno
 import hashlib
+import io
 import json
 import logging
 import os
@@ -53,6 +54,7 @@ SIGN_IN |= {"https": SIGN_IN["http"], "gcs": SIGN_IN["gs"], "ssh": SIGN_IN["sftp
 # classes of errors by name, because their libraries may not be installed
 TRANSIENT = {"ClientConnectionError", "ClientPayloadError", "HTTPClientError", "SSHException", "IncompleteReadError"}
 TRANSIENT |= {"TransferEncodingError", "ContentLengthError", "ConnectError", "ReadError", "RemoteProtocolError"}
+TRANSIENT |= {"NoValidConnectionsError"}
 DENIED = {"NoCredentialsError", "PartialCredentialsError", "AuthenticationException", "PasswordRequiredException"}
 MAGIC = {False: r"[*?\[]", True: r"[*\[]"}  # of a glob; in HTTP (True) a question mark begins the query
 RENAMING = ("file", "local", "sftp", "ssh")  # where a half written file would be visible under its name
@@ -83,8 +85,7 @@ def open_url(url: str) -> RemoteFile:
     """The file or folder at a URL, which need not exist."""
     url = urls.normalize(url)
     shown, original = urls.redact(url), urls.with_credentials(url)
-    with one_line_errors(shown):
-        fs, path = _file_system(original)
+    fs, path = retry(lambda: _file_system(original), RemoteFile(None, "", shown))  # SFTP connects here
     return RemoteFile(fs, path, shown)
 
 
@@ -139,6 +140,9 @@ def _sftp_class() -> Any:
                 begin, stop = start or 0, opened.stat().st_size if end is None else end
                 return b"".join(opened.readv([(begin, stop - begin)]))  # without waiting for each packet of 32 KB
 
+        def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+            self.ftp.putfo(io.BytesIO(value), path, len(value))  # without waiting, and checks the size
+
         def reconnect(self) -> None:
             if not self.client.get_transport().is_active():
                 self._connect()
@@ -188,8 +192,9 @@ def describe_error(error: BaseException, url: str) -> HeadstockError:
     if "BadHostKeyException" in names:
         return UserError(f"{url}: the server's host key differs from the one in ~/.ssh/known_hosts")
     if "not found in known_hosts" in reason:
-        host = urls.host_of(url).rpartition("/")[2]
-        return UserError(f"{url}: the server's host key is not in ~/.ssh/known_hosts; connect once with ssh {host}")
+        host = urls.host_of(url).rpartition("/")[2].rpartition("@")[2]
+        hint = f"connect once with ssh ssh://{host}"
+        return UserError(f"{url}: the server's host key is not in ~/.ssh/known_hosts; {hint}")
     if {404, 410} & set(codes) or ("FileNotFoundError" in names and not codes and not is_transient(error)):
         return NotFound(f"{url}: no such {'bucket' if 'bucket does not exist' in reason else 'file'}")
     if any(isinstance(cause, socket.gaierror) for cause in causes) or "ClientConnectorDNSError" in names:

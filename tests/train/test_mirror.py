@@ -192,11 +192,11 @@ def test_a_wrong_mirror_is_refused_before_training(bucket, web, corpus, tmp_path
 
 
 def pretrain_slowly(corpus: Path, out: Path, settings: dict) -> None:
-    pretrain(corpus, out=out, settings=settings, callbacks=[lambda event: time.sleep(0.03)])
+    pretrain(corpus, out=out, settings=settings, callbacks=[lambda event: time.sleep(0.05)])
 
 
 def test_a_killed_run_continues_on_another_machine_with_the_same_bits(bucket, corpus, tmp_path, settings, monkeypatch):
-    settings |= {"steps": 40, "validate_every": 4}
+    settings |= {"steps": 24, "validate_every": 4}
     whole = tmp_path / "whole"
     pretrain(corpus, out=whole, settings=settings)
     url, out = f"{bucket.url}/mine", tmp_path / "run"

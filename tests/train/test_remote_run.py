@@ -7,7 +7,9 @@ import pytest
 
 import headstock
 from headstock.errors import HeadstockError, UserError, WorkError
+from headstock.experiments.compare_settings import make_arms
 from headstock.io import cache_folder
+from headstock.train.finetune import finetune
 from headstock.train.pretrain import pretrain
 from headstock.train.run_folder import open_run
 from tests.commands import REVIEWS, write_rows
@@ -38,18 +40,19 @@ def test_a_run_at_a_url_is_used_like_a_local_one(run, bucket, web, sftp, tmp_pat
     assert open_run(f"{bucket.url}/runs/stories/").title == "stories"
 
 
-def test_finetuning_and_comparing_start_from_a_url(run, bucket, tmp_path, call):
+def test_finetuning_and_comparing_start_from_a_url(run, bucket, tmp_path):
     url = bucket.put_folder("stories", run)
     rows = bucket.put("rows.csv", write_rows(tmp_path / "rows.csv", REVIEWS))
     out = tmp_path / "fine"
-    short = ["--set", "least_steps=0", "--epochs", "1", "--set", "tensorboard=false", "--quiet"]
-    call("finetune", url, "--train", rows, "--out", out, *short)
+    short = {"least_steps": 0, "epochs": 1, "tensorboard": False}
+    finetune(url, train=rows, out=out, settings=short)
     config = json.loads((out / "config.json").read_text())
     assert (config["transfer"]["run"], config["data"]["train"]) == (url, rows)
     assert url in (out / "README.md").read_text()
-    call("finetune", url, "--train", rows, "--out", out, "--resume", *short)
+    finetune(url, train=rows, out=out, settings=short, resume=True)
+    assert [str(arm.run) for arm in make_arms([url], ["pretrained", "frozen"])] == [url, url]
     ensemble = tmp_path / "two"
-    call("finetune", url, "--train", rows, "--out", ensemble, "--ensemble", "2", *short)
+    finetune(url, train=rows, out=ensemble, settings=short | {"ensemble": 2})
     place = bucket.put_folder("two", ensemble)
     text = REVIEWS[0][0]
     assert headstock.load(place).predict([text]) == headstock.load(ensemble).predict([text])

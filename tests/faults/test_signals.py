@@ -13,7 +13,7 @@ import pytest
 
 import headstock
 from headstock.tasks.causal import CausalLM
-from headstock.train.checkpoint import find_damage, newest_first
+from headstock.train.checkpoint import DiskCheckpointer, find_damage, newest_first
 from headstock.train.distributed import Interrupted, Interruption
 from tests.commands import set_options
 from tests.conftest import TINY
@@ -119,6 +119,23 @@ def test_fault_03_a_signal_stops_a_validation(corpus, tmp_path, monkeypatch):
     with pytest.raises(Interrupted, match="stopped after step 3") as stopped:
         headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings)
     assert stopped.value.exit_code == 143 and len(evaluated) == 1
+    headstock.pretrain(corpus, out=tmp_path / "cut", resume=True)
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
+def test_fault_03_a_signal_after_the_last_step_is_not_lost(corpus, tmp_path, monkeypatch):
+    """It arrives in the last save, when the loop does not look for signals any more."""
+    headstock.pretrain(corpus, out=tmp_path / "whole", settings=EVERY_STATE)
+    save = DiskCheckpointer.save
+
+    def save_with_signal(self, state):
+        save(self, state)
+        if state.step == EVERY_STATE["steps"]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(DiskCheckpointer, "save", save_with_signal)
+    with pytest.raises(KeyboardInterrupt):
+        headstock.pretrain(corpus, out=tmp_path / "cut", settings=EVERY_STATE)
     headstock.pretrain(corpus, out=tmp_path / "cut", resume=True)
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 

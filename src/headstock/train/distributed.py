@@ -185,3 +185,5 @@ class Interruption:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
+        if self.received is not None and error is None:  # after the last step, too late for the loop to notice
+            signal.raise_signal(self.received)

@@ -30,10 +30,10 @@ LONG = {"least_steps": 0, "epochs": 4000, "patience": 10**6}
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> Path:
-    """Three megabytes of words that do not repeat much: a tokenizer needs a second for them, and so does a store."""
+    """Five megabytes of words that do not repeat much: a tokenizer needs a second for them, and so does a store."""
     pick, path = random.Random(0), tmp_path_factory.mktemp("text") / "words.txt"
     words = ["".join(pick.choices("abcdefghijklmnop", k=pick.randint(3, 9))) for _ in range(40_000)]
-    path.write_text("\n\n".join(" ".join(pick.choices(words, k=60)) for _ in range(7000)))
+    path.write_text("\n\n".join(" ".join(pick.choices(words, k=60)) for _ in range(12_000)))
     return path
 
 
@@ -78,6 +78,9 @@ def test_fault_03_signals(cases, corpus, stock, files, tmp_path, tmp_path_factor
         process = start_command(tmp_path / "process", *case.words, "--out", out)
         process.wait_until(lambda out=out, process=process: case.running(process.stderr, out))
         time.sleep(pick.uniform(0, 0.2))
+        if name in ("tokenizer", "store") and (out.exists() or not process.process.is_alive()):
+            process.kill()
+            pytest.skip("this machine is so busy that the command was done before the signal")
         began = time.monotonic()
         process.send_signal(number)
         assert process.wait() == CODES[number], process.stderr

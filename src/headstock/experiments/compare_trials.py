@@ -177,7 +177,7 @@ def trial_key(
             "version": __version__,
             "rows": LabelledSplits(train, valid, context.eval_records).fingerprint(),
             "unlabelled": context.unlabelled_test.columns if context.unlabelled_test else None,
-            "task": [context.task.name, config.to_dict(context.task.config)],
+            "task": [context.task.name, config.to_dict(context.task.config, for_key=True)],
             "settings": settings,
             "tokenizer": run.data()["tokenizer"] if run else None,
             "weights": sha256(run.weights_file) if run and ARM_KINDS.get(point.arm.kind).uses_weights else None,

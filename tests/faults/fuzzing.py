@@ -243,14 +243,15 @@ def _work(targets: Sequence[Target], first: int, stop: int, sender: Any, at: Any
             shutil.copytree(target.seed, folder)
             target.read(folder)  # the valid input, which also imports what reading needs
         _silence()
-        with _address_space(MEGABYTES):
-            for number in range(first, stop):
-                at.value, began.value = number, time.monotonic()
-                target, folder = targets[number % len(targets)], folders[number % len(targets)]
-                file, data = target.input(number)
-                (folder / file).write_bytes(data)
-                sender.send(_read(target, folder, number, file))
-                shutil.copyfile(target.seed / file, folder / file)
+        for number in range(first, stop):
+            at.value, began.value = number, time.monotonic()
+            target, folder = targets[number % len(targets)], folders[number % len(targets)]
+            file, data = target.input(number)
+            (folder / file).write_bytes(data)
+            with _address_space(MEGABYTES):  # of its own: libraries keep some memory of the inputs before
+                outcome = _read(target, folder, number, file)
+            sender.send(outcome)
+            shutil.copyfile(target.seed / file, folder / file)
     sender.close()
 
 

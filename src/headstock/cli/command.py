@@ -30,7 +30,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from headstock.cli.terminal import PrintableCells, discard, takes_unicode, wrapped, write_error, write_out, writing
 from headstock.data.urls import is_url
-from headstock.errors import HeadstockError, UserError
+from headstock.errors import HeadstockError, LostProcessError, UserError
 from headstock.io import finite
 from headstock.logs import log_level, messages_to
 from headstock.signals import signal_of, sigterm_raises
@@ -277,7 +277,13 @@ def attempt(work: Callable[[], Any], common: Common) -> int:
         if common.json and common.prints:
             write_out(to_json(result if result is not None else {}))
     except HeadstockError as error:
-        return fail(str(error), error.exit_code, replace(common, prints=common.prints or error.from_any_rank))
+        code = fail(str(error), error.exit_code, replace(common, prints=common.prints or error.from_any_rank))
+        if isinstance(error, LostProcessError):
+            # PyTorch deadlocks at times when it frees a process group whose collectives have timed out
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        return code
     except KeyboardInterrupt as stop:
         return fail("interrupted", 128 + signal_of(stop), common)
     except BrokenPipeError:  # the reader of our output has exited

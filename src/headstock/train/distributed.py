@@ -95,7 +95,7 @@ def process_group(device: str = "auto") -> Iterator[DistributedContext]:
 
     If a process is lost, the others fail after a timeout.
     """
-    seconds = timeout()
+    seconds, lost = timeout(), False
     distributed = init_distributed(device, seconds)
     try:
         yield distributed
@@ -108,7 +108,7 @@ def process_group(device: str = "auto") -> Iterator[DistributedContext]:
             f"(timeout {seconds:.0f} s, set by the environment variable {TIMEOUT})"
         ) from error
     finally:
-        if distributed.size > 1 and not distributed.borrowed and dist.is_initialized():
+        if distributed.size > 1 and not distributed.borrowed and not lost and dist.is_initialized():
             dist.destroy_process_group()
 
 

@@ -3,11 +3,14 @@
 import os
 import random
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read when torch and numpy are imported
+
+os.environ["MIMALLOC_ARENA_RESERVE"] = "0"  # a limit on address space is a limit on memory, with torch's allocator, too
 
 import hypothesis
 import pytest
@@ -17,12 +20,13 @@ from tests.commands import skip_fsync
 
 pytest_plugins = ["tests.comparisons", "tests.servers"]
 skip_fsync()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
 torch.set_num_threads(1)  # test models are so small that a second thread only gets in the way
 hypothesis.settings.register_profile("headstock", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("headstock")
 
 
-SLOW_FIRST = ("report", "experiments", "train", "interop", "toys", "cli")  # directories, the slowest files first
+SLOW_FIRST = ("faults", "report", "experiments", "train", "interop", "toys", "cli")  # directories; the slowest first
 
 
 def pytest_collection_modifyitems(items):

@@ -65,12 +65,7 @@ class RayNodes:
 
     def stop(self) -> None:
         for node in reversed(self.nodes):
-            node.send_signal(signal.SIGTERM)
-        for node in self.nodes:
-            try:
-                node.wait(30)
-            except subprocess.TimeoutExpired:
-                self.kill(node)
+            self.kill(node)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

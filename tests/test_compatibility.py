@@ -65,7 +65,7 @@ def test_interrupted_finetuning_resumes_to_the_same_weights(before):
     headstock.finetune(out="classify-interrupted", resume=True, device="cpu")
     resumed, straight = (load_file(before / run / "model.safetensors") for run in ("classify-interrupted", "classify"))
     for key, tensor in straight.items():
-        assert resumed[key].numpy() == pytest.approx(tensor.numpy(), rel=1e-3, abs=1e-5), key
+        assert resumed[key].numpy() == pytest.approx(tensor.numpy(), rel=1e-3, abs=3e-5), key
 
 
 def test_a_checkpoint_opens_as_a_run(before):

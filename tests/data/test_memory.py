@@ -51,7 +51,8 @@ def write_compressed(path: Path, block: bytes, times: int) -> Path:
 
 
 @linux
-def test_decompression_uses_bounded_memory(tmp_path):
+def test_decompression_uses_bounded_memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADSTOCK_MAX_EXPANSION", "100000")
     path = write_compressed(tmp_path / "bomb.txt.zst", (b"a" * 1023 + b"\n") * 1024, 128)
     assert path.stat().st_size < 50_000
     documents, memory = measure(READ, path)

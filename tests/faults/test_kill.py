@@ -113,7 +113,8 @@ def test_fault_02_kill_9_after_each_system_call_of_a_save(corpus, tmp_path, unin
     process = BackgroundProcess(tmp_path / "process", traced, corpus, tmp_path, settings, kills)
     assert process.wait(1200) == 0, process.stderr
     calls = json.loads((tmp_path / "calls.json").read_text())
-    assert {"write", "fsync", "rename", "mkdir", "unlinkat"} <= {call.split()[0] for call in calls}
+    names = {re.sub("at2?$", "", call.split()[0]) for call in calls}  # some machines have renameat alone
+    assert {"write", "fsync", "rename", "mkdir", "unlink"} <= names
     runs = sorted(tmp_path.glob("run-*"))
     assert len(runs) == len(kills or calls)
     for out in runs:

@@ -1,4 +1,4 @@
-"""Makes the tables and the figure of docs/results.md from the committed results of every test row.
+"""Makes the tables and the figure of docs/evidence/results.md from the committed results of every test row.
 
     python benchmarks/family_tables.py [--pretraining third] [--figure docs/figures/families.svg] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""Merges the results of `make faults` into benchmarks/results/faults.json and the table of docs/reliability.md.
+"""Merges the results of `make faults` into benchmarks/results/faults.json and docs/evidence/reliability.md.
 
     python benchmarks/faults.py ROWS.jsonl
 
@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "faults.json"
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "evidence" / "reliability.md"
 TABLE = re.compile(r"(?<=<!-- table of faults -->\n).*?(?=\n<!-- end of the table -->)", re.DOTALL)
 
 FAULTS = {

@@ -1,4 +1,4 @@
-"""The tables of docs/scaling.md: pretraining by corpus and number of GPUs, from what was measured on one.
+"""The tables of docs/evidence/scaling.md: pretraining by corpus and number of GPUs, from what was measured on one.
 
     python benchmarks/scaling_model.py
 

@@ -9,7 +9,7 @@ import typer
 from headstock.cli.app import app, find_verbs
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMAND = re.compile(r"(?:^ {4}(?:\$ )?|`|; )headstock ((?!\.)[^`;|#\n]+)", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 

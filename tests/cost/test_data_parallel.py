@@ -1,4 +1,4 @@
-"""Traffic of data-parallel training: the formulas, what was measured, and the tables of docs/scaling.md."""
+"""Traffic of data-parallel training: the formulas, what was measured, and the tables of docs/evidence/scaling.md."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_the_size_of_a_checkpoint():
 
 def test_the_tables_of_the_page_are_those_of_the_script():
     model = load_benchmark("scaling_model")
-    page = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/evidence/scaling.md").read_text(encoding="utf-8")
     measured = model.Measured.read()
     for table in (model.step_table(measured), model.epoch_table(measured)):
         assert "\n".join(table) in page

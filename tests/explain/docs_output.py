@@ -1,4 +1,6 @@
-"""The commands in docs/transformer.md and their output; `python -m tests.explain.docs_output` regenerates it.
+"""The commands in docs/explanation/transformer.md and their output.
+
+`python -m tests.explain.docs_output` regenerates the output.
 
 A command is an indented line after a `$`; its output is the indented block below.
 """
@@ -16,7 +18,7 @@ from pathlib import Path
 import headstock
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "transformer.md"
+PAGE = ROOT / "docs" / "explanation" / "transformer.md"
 PROMPT = "    $ headstock "
 
 

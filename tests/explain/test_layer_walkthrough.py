@@ -1,4 +1,4 @@
-"""The steps of a layer against plain tensor code, and the output quoted in docs/transformer.md."""
+"""The steps of a layer against plain tensor code, and the output quoted in docs/explanation/transformer.md."""
 
 import json
 import math
@@ -217,7 +217,7 @@ def test_page_and_picture(tokenizer, browser, tmp_path):
     )
 
 
-# docs/transformer.md
+# docs/explanation/transformer.md
 
 
 @pytest.fixture(scope="module")

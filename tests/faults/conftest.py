@@ -16,8 +16,9 @@ __all__ = ["amount"]
 def record() -> Callable[..., None]:
     """`record(fault, what, **figures)` appends a row to the results; call it after the assertions, with their counts.
 
-    `fault` is the number in the table of docs/reliability.md, `what` says in a few words what was provoked, and the
-    figures are shown under their names: `record(1, "kill -9 at random moments", kills=50, bit_identical_resumes=50)`.
+    `fault` is the number in the table of docs/evidence/reliability.md, `what` says in a few words what was provoked,
+    and the figures are shown under their names:
+    `record(1, "kill -9 at random moments", kills=50, bit_identical_resumes=50)`.
     """
 
     def record(fault: int, what: str, **figures: int | float | str) -> None:

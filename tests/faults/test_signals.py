@@ -20,7 +20,7 @@ from tests.conftest import TINY
 from tests.faults.harness import EVERY_STATE, amount, leftovers, outcome
 from tests.train.processes import start_command
 
-CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}  # documented in docs/reliability.md
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}  # documented in docs/evidence/reliability.md
 MAX_SECONDS = 10.0
 FIRST_TERMINATED = ("pretrain", "compare", "tokenizer")  # the others get Ctrl-C first; CI sends one signal
 PRETRAIN = EVERY_STATE | {"steps": 120, "log_every": 1, "validate_every": 40}

@@ -1,4 +1,4 @@
-"""docs/reliability.md shows the results of `make faults`, and every fault in it has a test."""
+"""docs/evidence/reliability.md shows the results of `make faults`, and every fault in it has a test."""
 
 import json
 import re

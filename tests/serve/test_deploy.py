@@ -1,4 +1,4 @@
-"""The files of deploy/ and the limits in docs/serve.md agree with the program."""
+"""The files of deploy/ and the limits in docs/howto/serve.md agree with the program."""
 
 import json
 import re
@@ -80,7 +80,7 @@ def test_the_kubernetes_manifest_probes_a_path_and_drops_all_rights():
 
 
 def test_the_table_of_limits_names_every_limit_with_its_default():
-    page = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "howto" / "serve.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)`[^|]*\| ([\d,]+) \|", page, re.MULTILINE)
     table = {name: float(value.replace(",", "")) for name, value in rows}
     no_limits = {"host", "port", "token", "allow_hosts", "workers"}

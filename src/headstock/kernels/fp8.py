@@ -13,7 +13,7 @@ The weight gradient of a layer stays in bfloat16: it sums over tokens, so both f
 first. That of the vocabulary layer is in fp8, since one of its factors is narrow and the other is never written in
 bfloat16.
 
-Training GPT-2 124M on an H200 runs at 722,596 tokens/s in fp8 and 598,814 in bfloat16 (docs/performance.md).
+Training GPT-2 124M on an H200 runs at 722,596 tokens/s in fp8 and 598,814 in bfloat16 (docs/evidence/performance.md).
 """
 
 import math

@@ -1,7 +1,7 @@
 """Triton kernels that prepare gradients for fp8 matmuls; imported only where Triton is available.
 
 M rows, D features of a part, N features of all parts side by side. One pass over 65,536 tokens of query, key and value
-gradients takes 0.21 ms on an H200 (docs/performance.md).
+gradients takes 0.21 ms on an H200 (docs/evidence/performance.md).
 """
 
 from collections.abc import Sequence

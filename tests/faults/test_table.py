@@ -20,7 +20,7 @@ def test_the_results_are_of_full_size_and_of_faults_that_are_tested():
     assert {row["size"] for row in rows} <= {"full"}
     sources = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
     tested = {int(number) for number in re.findall(r"def test_fault_(\d\d)_", sources)}
-    assert {row["fault"] for row in rows} <= tested <= faults.FAULTS.keys()
+    assert {row["fault"] for row in rows} == tested == faults.FAULTS.keys()
 
 
 def test_rows_of_a_fault_that_was_tested_again_are_replaced():

@@ -1,6 +1,7 @@
 """Settings are validated strictly, and all problems are reported together."""
 
 from dataclasses import dataclass, field
+from multiprocessing.reduction import ForkingPickler
 from typing import Literal
 
 import pytest
@@ -123,3 +124,9 @@ def test_an_option_that_is_nested_too_deeply_is_refused():
 def test_integers_beyond_64_bits_are_refused(key):
     with pytest.raises(ConfigError, match=f"{key}: must be a number of at most 18 digits"):
         config.from_dict(Outer, {"size": 1, key: 10**400})
+
+
+@pytest.mark.parametrize("error", [ConfigError([("a", "b"), ("c", "d")]), UserError("file.csv:3: blank")])
+def test_errors_can_be_sent_to_another_process(error):
+    copy = ForkingPickler.loads(ForkingPickler.dumps(error))
+    assert type(copy) is type(error) and str(copy) == str(error) and vars(copy) == vars(error)

@@ -52,6 +52,9 @@ class ConfigError(UserError):
         lines = [f"{path}: {problem}" for path, problem in self.problems]
         super().__init__(lines[0] if len(lines) == 1 else "\n  ".join([f"{len(lines)} invalid settings:", *lines]))
 
+    def __reduce__(self) -> tuple[type["ConfigError"], tuple[list[tuple[str, str]]]]:
+        return type(self), (self.problems,)  # by default the message, which is no argument; Ray sends errors pickled
+
 
 def printable(text: str) -> str:
     """Text with control characters escaped as in JSON, so that what a file contains cannot control the terminal."""

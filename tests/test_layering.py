@@ -23,6 +23,7 @@ LAYERS = [
     {"planner"},
     {"experiments", "explain", "interop"},
     {"serve"},
+    {"api"},
     {"cli"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

@@ -1,8 +1,6 @@
 """Reads files, folders, globs and URLs of any mix of formats as one stream of documents."""
 
-import hashlib
 import json
-import os
 import re
 import sys
 import unicodedata
@@ -26,13 +24,13 @@ from headstock.data.formats import (
     text_lines,
     unknown_format,
 )
+from headstock.data.saved_inputs import STDIN, is_saved, save_input
 from headstock.data.tables import column_names, column_values, no_column
-from headstock.errors import UserError, WorkError, did_you_mean
-from headstock.io import atomic_file, cache_folder, fingerprint, remove_stale, sha256
+from headstock.errors import UserError, did_you_mean
+from headstock.io import cache_folder, fingerprint, sha256
 
 DocumentUnit = Literal["auto", "line", "block", "file"]
 LANGUAGE_SUFFIX = re.compile(r"\.[a-z]{2}([-_][a-z]{2})?")  # of plain text in one language, such as corpus.fr
-STDIN = "stdin"  # the cache folder for copies of standard input
 READER_VERSION = 1  # incremented when the same files would give other documents
 CHUNK_CHARACTERS = 1 << 20
 MAX_DOCUMENT_CHARACTERS = 1 << 27  # a longer file or block becomes several documents, which bounds memory
@@ -245,32 +243,19 @@ def _expand(path: str) -> list[DataFile]:
             file = replace(file, format=PLAIN)
         elif file.format not in FORMATS:
             raise unknown_format(file, readable)
-        files.append(replace(file, name="-") if _is_saved_stdin(file.path) else file)
+        files.append(replace(file, name="-") if is_saved(file.path, STDIN) else file)
     return files
 
 
 def _save_stdin(cache: Path) -> Path:
     """Copy standard input to a file named by its hash."""
-    folder = cache / STDIN
-    remove_stale(folder)
-    copy, digest, first = folder / f"{os.getpid()}.copy", hashlib.sha256(), b""
-    try:
-        with atomic_file(copy) as temporary, temporary.open("wb") as file:
-            while data := sys.stdin.buffer.read(1 << 20):
-                first = first or data
-                digest.update(data)
-                file.write(data)
-            if not first:
-                raise UserError("-: standard input is empty")
-        path = folder / f"{digest.hexdigest()}{'.jsonl' if _is_json(first) else PLAIN}"
-        os.replace(copy, path)
-    except OSError as error:
-        raise WorkError(f"{folder}: standard input could not be saved ({error.strerror})") from None
-    return path
 
+    def suffix(first: bytes) -> str:
+        if not first:
+            raise UserError("-: standard input is empty")
+        return ".jsonl" if _is_json(first) else PLAIN
 
-def _is_saved_stdin(path: Path) -> bool:
-    return path.parent.name == STDIN and len(path.stem) == hashlib.sha256().digest_size * 2
+    return save_input(iter(lambda: sys.stdin.buffer.read(1 << 20), b""), cache / STDIN, suffix)
 
 
 def _is_json(data: bytes) -> bool:

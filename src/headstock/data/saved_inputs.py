@@ -1,0 +1,34 @@
+"""Copies of inputs that are no files: in the cache, named by the hash of their content, so that runs can be resumed."""
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from headstock.errors import WorkError
+from headstock.io import atomic_file, remove_stale
+
+STDIN, MEMORY = "stdin", "memory"  # cache folders for copies of standard input, and of rows in Python
+
+
+def save_input(chunks: Iterable[bytes], folder: Path, suffix: Callable[[bytes], str]) -> Path:
+    """Write the chunks to a file named by their hash; its suffix depends on the first chunk."""
+    remove_stale(folder)
+    copy, digest, first = folder / f"{os.getpid()}-{threading.get_ident()}.copy", hashlib.sha256(), b""
+    try:
+        with atomic_file(copy) as temporary, temporary.open("wb") as file:
+            for data in chunks:
+                first = first or data
+                digest.update(data)
+                file.write(data)
+            path = folder / f"{digest.hexdigest()}{suffix(first)}"
+        os.replace(copy, path)
+    except OSError as error:
+        raise WorkError(f"{folder}: a copy of the input could not be saved ({error.strerror})") from None
+    return path
+
+
+def is_saved(path: Path, kind: str) -> bool:
+    """Whether a file is such a copy, in the cache folder called `kind`."""
+    return path.parent.name == kind and len(path.stem) == hashlib.sha256().digest_size * 2

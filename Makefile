@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # one test worker more than cores: tests of processes and pages wait part of the time
 WORKERS = $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
 
-.PHONY: demo serve test setup lint types tests faults clean
+.PHONY: demo serve test setup lint types tests docs reference pictures faults clean
 
 demo: $(VENV)/.core
 	$(BIN)/headstock demo --overwrite
@@ -14,7 +14,7 @@ demo: $(VENV)/.core
 serve: $(VENV)/.serve
 	$(BIN)/headstock serve --open
 
-test: lint types tests
+test: lint types tests docs
 
 setup: $(VENV)/.all
 	@echo "ready: activate with 'source $(VENV)/bin/activate', then 'headstock --help'"
@@ -26,6 +26,7 @@ lint: $(VENV)/.all
 types: $(VENV)/.all
 	$(BIN)/mypy
 	cd benchmarks && ../$(BIN)/mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache --explicit-package-bases *.py
+	cd scripts && ../$(BIN)/mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache --explicit-package-bases *.py
 
 # Every worker and every command that a test starts imports the same modules: keep their bytecode, whatever the
 # environment says, and load no pytest plugins of other packages.
@@ -33,6 +34,18 @@ tests: export PYTHONDONTWRITEBYTECODE =
 tests: export PYTEST_DISABLE_PLUGIN_AUTOLOAD = 1
 tests: $(VENV)/.all
 	$(BIN)/python -m pytest -p xdist -p hypothesispytest -n $(WORKERS) --dist loadfile
+
+# The documentation site, in build/site; fails on broken links and anchors.
+docs: $(VENV)/.docs
+	$(BIN)/python scripts/build_site.py
+
+# The pages of docs/reference that follow from the code; a test fails until they are current.
+reference: $(VENV)/.all
+	$(BIN)/python scripts/reference.py
+
+# The screenshots of README and docs, from real runs in build/pictures; `make pictures ONLY=serve` makes some of them.
+pictures: $(VENV)/.all
+	$(BIN)/python scripts/pictures.py $(ONLY)
 
 # The fault tests at full size; `make faults ONLY="fault_01 or fault_08"` runs some of them.
 faults: export HEADSTOCK_FAULTS = full
@@ -58,9 +71,13 @@ $(VENV)/.serve: $(VENV)/.core
 	$(PIP) -c constraints.txt -e '.[serve]'
 	@touch $@
 
+$(VENV)/.docs: $(VENV)/.core
+	$(PIP) -c constraints.txt -e '.[docs]'
+	@touch $@
+
 $(VENV)/.all: $(VENV)/.core
 	$(PIP) -c constraints.txt -e '.[all]'
 	@touch $@
 
 clean:
-	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,17 +1,17 @@
-"""Loads the scripts of benchmarks/ as modules, and runs them in this process."""
+"""Loads the scripts of benchmarks/ and scripts/ as modules, and runs them in this process."""
 
 import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
 
-FOLDER = Path(__file__).parent.parent / "benchmarks"
+ROOT = Path(__file__).parent.parent
 
 
-def load_benchmark(name: str) -> ModuleType:
+def load_benchmark(name: str, *, folder: str = "benchmarks") -> ModuleType:
     path = list(sys.path)
-    sys.path.insert(0, str(FOLDER))  # the scripts import each other
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    sys.path.insert(0, str(ROOT / folder))  # the scripts import each other
+    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -31,3 +31,7 @@ def run_benchmark(name: str, *arguments: object) -> None:
         module.main()
     finally:
         sys.argv = before
+
+
+def load_script(name: str) -> ModuleType:
+    return load_benchmark(name, folder="scripts")

@@ -1,4 +1,4 @@
-"""The commands in README and docs/ exist with their options, and links lead somewhere."""
+"""The commands in README and docs/ exist with their options."""
 
 import re
 from pathlib import Path
@@ -10,8 +10,7 @@ from headstock.cli.app import app, find_verbs
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-COMMAND = re.compile(r"(?:^ {4}(?:\$ )?|`|; )headstock ((?!\.)[^`;|#\n]+)", re.MULTILINE)
-LINK = re.compile(r"\]\(([^)\s]+)\)")
+COMMAND = re.compile(r"(?:^(?: {4})?\$ |^ {4}|`|; )headstock ((?!\.)[^`;|#\n]+)", re.MULTILINE)
 
 
 def unknown_parts(text: str) -> list[str]:
@@ -36,13 +35,7 @@ def unknown_parts(text: str) -> list[str]:
     return unknown
 
 
-def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_and_their_options_exist(page):
     assert unknown_parts(page.read_text(encoding="utf-8")) == []
 
@@ -50,14 +43,3 @@ def test_commands_and_their_options_exist(page):
 def test_a_command_that_does_not_exist_is_found():
     text = "    headstock explian params\n    $ headstock translate RUN --align x.svg      # --comment\n"
     assert unknown_parts(text) == ["explian", "translate --align"]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
-    for link in LINK.findall(page.read_text(encoding="utf-8")):
-        if "://" in link:
-            continue
-        name, _, anchor = link.partition("#")
-        target = page.parent / name if name else page
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link

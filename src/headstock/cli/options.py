@@ -88,9 +88,9 @@ class SettingOptions:
 class LengthOptions(SettingOptions):
     """How long to train."""
 
-    steps: Annotated[int | None, Setting("train.steps", "Train for this many steps,")] = None
-    epochs: Annotated[float | None, Setting("train.epochs", "or this many epochs,")] = None
-    minutes: Annotated[float | None, Setting("train.minutes", "or this many minutes.")] = None
+    steps: Annotated[int | None, Setting("train.steps", "Train for this many steps.")] = None
+    epochs: Annotated[float | None, Setting("train.epochs", "Train for this many epochs.")] = None
+    minutes: Annotated[float | None, Setting("train.minutes", "Train for this many minutes.")] = None
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,12 @@ MAX_SENTENCE = 100_000  # characters; SentencePiece ignores sentences above a li
 class TokenizerSettings:
     """How to train a tokenizer of at most `vocabulary` tokens, or the `file` of an existing one."""
 
-    kind: Literal["bpe", "unigram", "wordpiece", "word", "char"] = "bpe"
-    vocabulary: int = 8000
-    min_frequency: int = 2  # of pairs (bpe, wordpiece) or words (word); not used by unigram and char
-    lowercase: bool = False
-    strip_accents: bool = False
-    file: str | None = None
+    kind: Literal["bpe", "unigram", "wordpiece", "word", "char"] = "bpe"  # algorithm
+    vocabulary: int = 8000  # maximum size, with special tokens
+    min_frequency: int = 2  # minimum count of pairs (bpe, wordpiece) or words (word); not used by unigram and char
+    lowercase: bool = False  # lowercase the text
+    strip_accents: bool = False  # remove accents
+    file: str | None = None  # an existing tokenizer.json, SentencePiece .model or fairseq dict.txt
 
     def __post_init__(self) -> None:
         if self.file is not None:

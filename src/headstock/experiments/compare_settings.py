@@ -27,18 +27,18 @@ FIXED_SETTINGS = {  # fine-tuning settings that a comparison chooses itself
 
 @dataclass(frozen=True)
 class CompareSettings:
-    task: str = "classify"  # or another labelled task
-    train: str = ""
-    valid: str | None = None
-    test: str | None = None
-    columns: tuple[str, ...] = ()
+    task: str = "classify"  # a labelled task
+    train: str = ""  # labelled training rows
+    valid: str | None = None  # labelled validation rows
+    test: str | None = None  # labelled test rows; without labels the validation rows are evaluated
+    columns: tuple[str, ...] = ()  # column names of the files, such as text=review
     separator: str | None = None  # between several classes of one row
     arms: tuple[str, ...] = ()  # default: all arms that apply to the task
     features: tuple[str, ...] = ()  # one frozen arm for each choice of layers: last, sum4, concat4, mix, N
     prompt: str | None = None  # template of prompt arms
     label_words: tuple[str, ...] = ()  # of prompt arms: LABEL=WORD or LABEL=WORD|WORD
     labels: tuple[int, ...] = ()  # numbers of training rows; default: all rows
-    seeds: int = 5
+    seeds: int = 5  # trials per arm and number of labels
     seed: int = 0  # the first seed
     leakage: Literal["exclude", "keep", "skip"] = "exclude"  # what to do with test texts found in the pretraining text
     rows: int | None = None  # evaluate on at most this many test rows

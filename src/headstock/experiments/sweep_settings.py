@@ -23,14 +23,14 @@ MAX_DRAWS = 200  # per requested point; a small grid of integers yields duplicat
 
 @dataclass(frozen=True)
 class SweepSettings:
-    corpus: tuple[str, ...] = ()  # text to pretrain on,
-    run: str | None = None  # or a run to fine-tune
-    task: str = "classify"  # or another labelled task
-    train: str | None = None
+    corpus: tuple[str, ...] = ()  # text to pretrain on
+    run: str | None = None  # run to fine-tune, instead of pretraining
+    task: str = "classify"  # the labelled task of fine-tuning
+    train: str | None = None  # labelled training rows
     valid: tuple[str, ...] = ()  # validation text, or one file of labelled validation rows
-    columns: tuple[str, ...] = ()
-    tokenizer: str | None = None
-    seeds: int = 3
+    columns: tuple[str, ...] = ()  # column names of the files, such as text=review
+    tokenizer: str | None = None  # file of an existing tokenizer
+    seeds: int = 3  # trials per point
     seed: int = 0  # the first seed; also seeds the random sample of points
     sample: int | None = None  # number of points to sample from the grid; default: all
     # how points are chosen: all of them, at random, by TPE, or at random with the worse ones stopped early (ASHA);

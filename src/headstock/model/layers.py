@@ -38,15 +38,15 @@ NORM_EPSILON = 1e-5
 class BlockConfig:
     """The settings of a Transformer block."""
 
-    width: int = 128
-    heads: int = 4
+    width: int = 128  # of the residual stream
+    heads: int = 4  # attention heads
     hidden: int = 512  # width of the feed-forward layer
-    dropout: float = 0.0
-    inner_dropout: bool = True  # also inside the feed-forward layer, as in torch; not in BERT or GPT-2
-    norm: NormPlacement = "pre"  # none: an ablation
-    norm_kind: NormKind = "layer"
-    norm_epsilon: float = NORM_EPSILON
-    activation: Activation = "gelu"
+    dropout: float = 0.0  # of embeddings, attention weights and the output of each sublayer
+    inner_dropout: bool = True  # dropout also inside the feed-forward layer, as in torch; not in BERT or GPT-2
+    norm: NormPlacement = "pre"  # before or after each sublayer; none: an ablation
+    norm_kind: NormKind = "layer"  # LayerNorm or RMSNorm
+    norm_epsilon: float = NORM_EPSILON  # added to the variance
+    activation: Activation = "gelu"  # of the feed-forward layer; swiglu and geglu are gated
     feed_activation: Literal["inner", "outer"] = added("inner")  # outer: after both linear layers, an ablation
     residual: bool = added(True)  # skip connections; false: an ablation
     bias: bool = True  # in linear layers and layer norms

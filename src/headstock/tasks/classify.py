@@ -53,7 +53,7 @@ MIN_PROBABILITY = 1e-12  # in logarithms
 @dataclass(frozen=True)
 class ClassifyConfig(SoftLabelConfig):
     separator: str | None = None  # splits a label into several classes (multi-label classification)
-    long: LongText = "head"
+    long: LongText = "head"  # what is read of a text longer than the context; windows are averaged
 
     def problems(self) -> list[tuple[str, str]]:
         empty = [("separator", "must be at least one character")] if self.separator == "" else []

@@ -87,7 +87,7 @@ class HeadConfig:
 class PooledHeadConfig(HeadConfig):
     """Settings of a head that reads one vector per row."""
 
-    pool: Pooling = "last"
+    pool: Pooling = "last"  # the vector of a text: last real token, first special token, mean, max, or three of them
     closed: bool = False  # a separator ends the text, as in pretraining
     dense: HeadActivation = "none"  # activation of an additional hidden layer; BERT's classifiers have tanh
     head_bias: bool = True  # Hugging Face's classifiers of causal models have no bias

@@ -48,7 +48,7 @@ class OrdinalConfig(ClassConfig):
     pair: bool | None = None  # rows of two texts; from the columns of the training file
     order: tuple[str, ...] = ()  # the classes from the lowest to the highest; numbers have their own order
     cutpoints: tuple[float, ...] = ()  # initial thresholds, from the frequencies of the classes unless given
-    long: LongText = "head"
+    long: LongText = "head"  # what is read of a text longer than the context; windows are averaged
 
     def problems(self) -> list[tuple[str, str]]:
         increasing = all(low < high for low, high in zip(self.cutpoints, self.cutpoints[1:], strict=False))

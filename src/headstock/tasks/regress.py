@@ -39,11 +39,11 @@ class RegressConfig(PooledHeadConfig):
     pair: bool | None = None  # rows of two texts; from the columns of the training file
     metric: Literal["pearson", "spearman", "mae", "rmse", "r2"] = "pearson"  # by which models are compared
     mean: float | None = None  # of the labels, which the head predicts standardized
-    std: float | None = None
-    lowest: float | None = None
-    highest: float | None = None
+    std: float | None = None  # standard deviation of the labels
+    lowest: float | None = None  # smallest label
+    highest: float | None = None  # largest label
     integers: bool | None = None  # all labels are whole numbers: kappa of the rounded predictions is reported too
-    long: LongText = "head"
+    long: LongText = "head"  # what is read of a text longer than the context; windows are averaged
 
     def problems(self) -> list[tuple[str, str]]:
         too_small = self.std is not None and self.std <= 0

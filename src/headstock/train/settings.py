@@ -59,13 +59,14 @@ def redact(settings: Any, *names: str) -> None:
 
 @dataclass(frozen=True)
 class DataSettings:
-    corpus: tuple[str, ...] = ()  # files, folders, globs, URLs, or - for standard input
+    corpus: tuple[str, ...] = ()  # files, folders, globs, URLs, catalog:NAME, or - for standard input
     valid: tuple[str, ...] = ()  # held-out text; a fraction of the corpus unless given
+    # line; block: separated by blank lines; file; auto detects it and says so (catalog corpora are block)
     documents: Literal["auto", "line", "block", "file"] = "auto"
-    column: str = "text"  # of .csv, .tsv, .jsonl and .parquet files
-    valid_fraction: float = 0.05
-    split_seed: int = 0  # of the held-out documents; not the run's seed, so that runs are evaluated on the same text
-    deduplicate: bool = True
+    column: str = "text"  # text column of .csv, .tsv, .jsonl and .parquet files
+    valid_fraction: float = 0.05  # held-out share of the documents; of a single document, its end
+    split_seed: int = 0  # seed of the held-out documents; not the run's, so that runs are evaluated on the same text
+    deduplicate: bool = True  # drop exact duplicates of documents
     stores: str | None = config.added(None)  # URL where machines share token stores
 
     def __post_init__(self) -> None:
@@ -80,7 +81,7 @@ class LabelledSettings:
     valid: str | None = None  # a fraction of the training rows unless given
     test: str | None = None  # evaluated at the end if it has labels, predicted if not
     columns: tuple[str, ...] = ()  # column names of the files, such as text=review
-    valid_fraction: float = 0.1
+    valid_fraction: float = 0.1  # held-out share of the training rows
     skip_blank: bool = False  # skip rows with a blank text or label instead of rejecting them
 
     def __post_init__(self) -> None:
@@ -90,20 +91,20 @@ class LabelledSettings:
 
 @dataclass(frozen=True)
 class TransferSettings:
-    run: str = ""  # source of the backbone,
-    preset: str | None = None  # or the preset of a new model
+    run: str = ""  # source of the backbone
+    preset: str | None = None  # of a new model, instead of a source
     init: Literal["pretrained", "scratch"] = "pretrained"  # the source's weights, or only its architecture
     freeze: bool = False  # train the head alone, on cached features
     method: Literal["finetune", "setfit"] = config.added("finetune")  # train the head, or SetFit for few labels
     bidirectional: bool | None = None  # use a causal backbone with (false) or without (true) its causal mask
-    adapt_steps: int = 0  # steps of further pretraining on the task's own texts,
-    adapt_lr: float | None = None  # at this learning rate; a third of the source's unless given
+    adapt_steps: int = 0  # steps of further pretraining on the task's own texts
+    adapt_lr: float | None = None  # its learning rate; a third of the source's unless given
     ensemble: int = 1  # number of models with different seeds, whose probabilities are averaged
     least_steps: int = 100  # epochs are added for small files to reach this; 0 if `epochs` is given
     lora: int = config.added(0)  # rank of low-rank adapters, which are trained instead of the backbone; 0: none
     lora_alpha: float = config.added(16.0)  # adapters are scaled by alpha / rank
-    lora_dropout: float = config.added(0.0)
-    lora_targets: Literal["attention", "all-linear"] = config.added("attention")  # or recurrent cells
+    lora_dropout: float = config.added(0.0)  # of the features that adapters read
+    lora_targets: Literal["attention", "all-linear"] = config.added("attention")  # attention: or recurrent cells
 
     def __post_init__(self) -> None:
         redact(self, "run")
@@ -139,30 +140,31 @@ DEFAULT_FAMILY, DEFAULT_OBJECTIVE = "transformer", "causal"
 
 @dataclass(frozen=True)
 class TrainSettings:
-    steps: int | None = None
-    epochs: float | None = None
-    minutes: float | None = None
-    batch: int = 32  # rows per step, over all processes;
-    batch_tokens: int | None = None  # or the number of tokens per step
-    micro_batch: int | None = None  # rows per forward pass and process; gradients are accumulated
+    steps: int | None = None  # length of the run in optimizer steps
+    epochs: float | None = None  # length in epochs; 1 unless a length is given
+    minutes: float | None = None  # length in minutes; the schedule follows the clock
+    batch: int = 32  # rows per step, over all processes
+    batch_tokens: int | None = None  # tokens per step, instead of rows
+    micro_batch: int | None = None  # rows per forward pass and process; gradients accumulate
     length: int | None = None  # tokens per row; the model's context unless given
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    lr: float = 1e-3
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for matrices inside blocks, AdamW for the rest
+    lr: float = 1e-3  # peak learning rate
+    # of the learning rate; inverse_sqrt is that of the 2017 Transformer, range_test that of `lr-find`
     schedule: Literal["cosine", "linear", "trapezoid", "constant", "inverse_sqrt", "range_test"] = "cosine"
     warmup: float = 0.05  # fraction of the run in which the learning rate rises
     cooldown: float = 0.3  # fraction of the run in which a trapezoid falls
     lr_floor: float = 0.0  # final learning rate, as a fraction of lr
     weight_decay: float = 0.1  # on matrices only
-    beta1: float = 0.9
-    beta2: float = 0.95
-    momentum: float = 0.95  # muon's
+    beta1: float = 0.9  # AdamW: decay of the mean gradient
+    beta2: float = 0.95  # AdamW: decay of the mean squared gradient
+    momentum: float = 0.95  # of Muon
     clip: float = 1.0  # maximum gradient norm; 0: no clipping
-    label_smoothing: float = 0.0
+    label_smoothing: float = 0.0  # in training only
     layer_decay: float = 1.0  # ratio of a layer's learning rate to that of the layer above
     unfreeze: float | None = None  # epochs between unfreezing one layer and the next, top first; all at once unless set
     patience: int | None = None  # stop after this many validations without improvement
     ema: float = 0.0  # decay of the exponential moving average of the weights; 0: no averaging
-    # float8: bfloat16 with large matrix products in 8 bits
+    # auto: bfloat16 on CUDA, else float32; float8: bfloat16 with large matrix products in 8 bits
     dtype: Literal["auto", "float32", "bfloat16", "float8"] = "auto"
     # true: torch.compile; replay: CUDA graphs, for small models; both; auto: whichever is faster on a GPU
     compile: Literal["auto", True, False, "replay", "both"] = "auto"
@@ -183,8 +185,8 @@ class TrainSettings:
     mirror: str | None = config.added(None)  # URL that the run folder is copied to after each checkpoint
     weights: Literal["best", "last"] = "best"  # the run's final weights
     log_every: int | None = None  # steps; a fiftieth of the run unless given
-    tensorboard: bool = True
-    seed: int = 0
+    tensorboard: bool = True  # write events to RUN/tensorboard
+    seed: int = 0  # of initial weights, data order and dropout
 
     def __post_init__(self) -> None:
         problems = out_of_bounds(

@@ -18,13 +18,13 @@ from headstock.model.positions import ROTARY_BASE
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig(BlockConfig):
-    vocabulary: int  # of the target
-    source_vocabulary: int | None = None  # None: the same as the target's
+    vocabulary: int  # of the target, from its tokenizer
+    source_vocabulary: int | None = None  # of the source; that of the target unless given
     context: int = 256  # maximum length of source and target rows
     depth: int = 4  # of the decoder
-    encoder_depth: int | None = None  # None: the same as the decoder's
+    encoder_depth: int | None = None  # of the encoder; as the decoder's unless given
     positions: Literal["sinusoidal", "learned", "rotary", "relative", "none"] = "learned"  # none: an ablation
-    rotary_base: float = ROTARY_BASE
+    rotary_base: float = ROTARY_BASE  # rotary frequencies are powers of 1 / base
     relative_buckets: int = added(32)  # relative: a learned bias per head for each bucket of distances, as in T5
     relative_distance: int = added(128)  # relative: distances from here on share one bucket
     tied: bool = True  # the language-model head shares the weight of the target embedding

@@ -15,13 +15,13 @@ NO_TOKEN = -1  # before the beginning of a text
 
 @dataclass(frozen=True)
 class NGramConfig:
-    vocabulary: int
+    vocabulary: int  # from the tokenizer
     order: int = 4  # tokens that a prediction depends on
-    context: int | None = None  # maximum row length; None: unlimited
+    context: int | None = None  # maximum row length; unlimited unless given
     depth: int = 1  # number of hidden layers
-    width: int = 128
-    hidden: int = 512
-    dropout: float = 0.0
+    width: int = 128  # of embeddings and outputs
+    hidden: int = 512  # width of the hidden layers
+    dropout: float = 0.0  # of embeddings and outputs of layers
     tied: bool = True  # the language-model head shares the weight of the token embedding
 
     def __post_init__(self) -> None:

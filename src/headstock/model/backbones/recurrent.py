@@ -24,13 +24,13 @@ CellState = tuple[Tensor, ...]  # of one layer, each (1, B, H): an LSTM's output
 
 @dataclass(frozen=True)
 class RecurrentConfig:
-    vocabulary: int
+    vocabulary: int  # from the tokenizer
     cell: Literal["lstm", "gru", "rnn"] = "lstm"  # rnn: plain tanh cells (Elman)
-    context: int | None = None  # maximum row length; None: unlimited
-    depth: int = 2
-    width: int = 128
+    context: int | None = None  # maximum row length; unlimited unless given
+    depth: int = 2  # number of layers
+    width: int = 128  # of embeddings and outputs
     hidden: int = 256  # number of cells; each layer projects back to the width if they differ
-    dropout: float = 0.0
+    dropout: float = 0.0  # of embeddings and outputs of layers
     dropout_kind: Literal["plain", "locked"] = "plain"  # locked: one mask per row for all steps
     tied: bool = True  # the language-model head shares the weight of the token embedding
 

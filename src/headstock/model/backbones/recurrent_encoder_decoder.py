@@ -28,16 +28,16 @@ from headstock.model.batch import Batch, DecodingState, Output
 
 @dataclass(frozen=True)
 class RecurrentEncoderDecoderConfig:
-    vocabulary: int  # of the target
-    source_vocabulary: int | None = None  # None: the same as the target's
-    cell: Literal["lstm", "gru", "rnn"] = "gru"
-    context: int | None = None  # maximum length of source and target rows; None: unlimited
+    vocabulary: int  # of the target, from its tokenizer
+    source_vocabulary: int | None = None  # of the source; that of the target unless given
+    cell: Literal["lstm", "gru", "rnn"] = "gru"  # rnn: plain tanh cells (Elman)
+    context: int | None = None  # maximum length of source and target rows; unlimited unless given
     depth: int = 2  # of the decoder
-    encoder_depth: int | None = None  # layers of each direction; None: the same as the decoder's
-    width: int = 128
+    encoder_depth: int | None = None  # layers of each direction of the encoder; as the decoder's unless given
+    width: int = 128  # of embeddings and outputs
     hidden: int = 256  # number of cells
-    dropout: float = 0.0
-    dropout_kind: Literal["plain", "locked"] = "plain"
+    dropout: float = 0.0  # of embeddings and outputs of layers
+    dropout_kind: Literal["plain", "locked"] = "plain"  # locked: one mask per row for all steps
     tied: bool = True  # the language-model head shares the weight of the target embedding
     shared: bool = True  # one embedding for source and target, where they have the same vocabulary
 

@@ -21,9 +21,9 @@ from headstock.model.positions import ROTARY_BASE, relative_position_buckets, ro
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(BlockConfig):
-    vocabulary: int
+    vocabulary: int  # from the tokenizer
     context: int = 256  # maximum row length
-    depth: int = 4
+    depth: int = 4  # number of blocks
     positions: Literal["sinusoidal", "learned", "rotary", "relative", "none"] = "learned"  # none: an ablation
     rotary_base: float = ROTARY_BASE  # rotary frequencies are powers of 1 / base
     relative_buckets: int = added(32)  # relative: a learned bias per head for each bucket of distances, as in T5
@@ -32,7 +32,7 @@ class TransformerConfig(BlockConfig):
     segments: int = 0  # number of segment ids (BERT: 2)
     embed_scale: bool = False  # multiply embeddings by sqrt(width)
     embed_norm: bool = False  # norm the embeddings before the first block
-    causal: bool = True
+    causal: bool = True  # from the objective
     cross: bool = False  # cross-attention in each block
 
     def __post_init__(self) -> None:

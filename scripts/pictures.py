@@ -1,0 +1,317 @@
+"""Makes the pictures of README and docs from real runs, with headless Chromium (`make pictures`).
+
+    python scripts/pictures.py [NAME...]
+
+Runs are kept in build/pictures, so that a second call only takes the screenshots. The alignment of a translation needs
+Multi30k in data/multi30k (train, valid; .en and .fr), like recipes/multi30k.toml. About half an hour on two cores.
+"""
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+
+ROOT = Path(__file__).parents[1]
+WORK, FIGURES = ROOT / "build" / "pictures", ROOT / "docs" / "figures"
+HEADSTOCK = [sys.executable, "-m", "headstock"]
+MAX_BYTES = 200_000
+SCALE = 1.5  # device pixels per CSS pixel
+WIDTH = 1120
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+QUOTES = "--train data/quotes/train.csv --valid data/quotes/valid.csv"
+DULL = "A dull film with a great ending."
+
+Picture = Callable[["Studio"], None]
+PICTURES: dict[str, Picture] = {}
+
+
+def picture(make: Picture) -> Picture:
+    PICTURES[make.__name__.replace("_", "-")] = make
+    return make
+
+
+def main() -> None:
+    names = sys.argv[1:] or list(PICTURES)
+    if unknown := [name for name in names if name not in PICTURES]:
+        sys.exit(f"unknown pictures {', '.join(unknown)} (there are {', '.join(PICTURES)})")
+    WORK.mkdir(parents=True, exist_ok=True)
+    with contextlib.chdir(WORK), sync_playwright() as play:
+        path = next(filter(None, map(shutil.which, BROWSERS)), None)
+        browser = play.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        studio = Studio(browser)
+        for name in names:
+            print(name, flush=True)
+            PICTURES[name](studio)
+        browser.close()
+
+
+class Studio:
+    """Runs commands once, opens pages and writes screenshots of a fixed size."""
+
+    def __init__(self, browser: Browser):
+        self.browser = browser
+
+    def run(self, command: str, *, makes: str | None = None) -> str:
+        """Run a command of Headstock, unless what it makes is there; returns what it printed."""
+        if makes and Path(makes).exists():
+            return ""
+        print(f"  headstock {command}", flush=True)
+        environment = os.environ | {"COLUMNS": "100"}
+        result = subprocess.run(
+            [*HEADSTOCK, *shlex.split(command)], env=environment, stdout=subprocess.PIPE, text=True, check=True
+        )
+        return result.stdout
+
+    def quotes(self) -> None:
+        self.run("data get rotten-tomatoes --to data/quotes", makes="data/quotes")
+
+    def classifiers(self) -> None:
+        """Two classifiers of the same architecture: fine-tuned from the bundled model, and trained from scratch."""
+        self.quotes()
+        common = f"finetune reviews-en {QUOTES} --test data/quotes/test.csv --epochs 2"
+        self.run(f"{common} --out runs/pretrained", makes="runs/pretrained/results.json")
+        self.run(f"{common} --init scratch --out runs/scratch", makes="runs/scratch/results.json")
+
+    @contextlib.contextmanager
+    def tab(self, address: str, *, height: int, dark: bool = False, width: int = WIDTH) -> Iterator[Page]:
+        context = self.browser.new_context(
+            viewport={"width": width, "height": height},
+            device_scale_factor=SCALE,
+            color_scheme="dark" if dark else "light",
+            reduced_motion="reduce",
+        )
+        page = context.new_page()
+        page.goto(address if "://" in address else Path(address).resolve().as_uri())
+        yield page
+        context.close()
+
+    def shoot(self, name: str, file: str, *, height: int, dark: bool = False, section: str | None = None) -> None:
+        """A screenshot of the top of a page, or from one of its sections on."""
+        with self.tab(file, height=height, dark=dark) as page:
+            save(name, page, top=(page.locator(section).bounding_box() or {"y": 0})["y"] if section else 0)
+
+    @contextlib.contextmanager
+    def server(self, *runs: str) -> Iterator[str]:
+        """The URL of a server of these runs."""
+        process = subprocess.Popen(
+            [*HEADSTOCK, "serve", *runs, "--port", "0", "--quiet"], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def save(name: str, page: Page, *, top: float = 0) -> None:
+    """Write a screenshot, of one viewport from `top` on, as a PNG with as many colours as fit the limit."""
+    size = page.viewport_size or {"width": WIDTH, "height": WIDTH}
+    content = page.screenshot(full_page=True, clip={"x": 0, "y": top, **size})  # type: ignore[typeddict-item]
+    image = Image.open(io.BytesIO(content)).convert("RGB")
+    for colours in (256, 128, 64, 32):
+        file = io.BytesIO()
+        image.quantize(colours, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(
+            file, "PNG", optimize=True
+        )
+        if file.tell() <= MAX_BYTES:
+            (FIGURES / f"{name}.png").write_bytes(file.getvalue())
+            return
+    sys.exit(f"{name}: more than {MAX_BYTES:,} bytes with 32 colours")
+
+
+def ask(page: Page, button: str, **fields: str) -> None:
+    """Fill in the form of a view and wait for its answer."""
+    page.wait_for_selector("body[data-ready]")
+    for label, text in fields.items():
+        page.get_by_label(label).first.fill(text)
+    page.get_by_role("button", name=button).first.click()
+    page.wait_for_timeout(300)
+    page.wait_for_selector("body:not(:has(.waiting))")
+
+
+# Reports
+
+
+@picture
+def report_compare(studio: Studio) -> None:
+    """The comparison of the README, from its committed results."""
+    folder = Path("runs/quotes")
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / "recipes/results/quotes/results.json", folder)
+    studio.run("report runs/quotes")
+    studio.shoot("report-compare", "runs/quotes/report.html", height=880)
+    studio.shoot("report-errors", "runs/quotes/report.html", height=900, section="#inside")
+
+
+@picture
+def report_pretrain(studio: Studio) -> None:
+    studio.run("data get shakespeare --to data/shakespeare", makes="data/shakespeare")
+    studio.run("pretrain data/shakespeare/corpus.txt --minutes 5 --out runs/bard", makes="runs/bard/results.json")
+    studio.run("report runs/bard")
+    studio.shoot("report-pretrain", "runs/bard/report.html", height=900)
+
+
+@picture
+def report_finetune(studio: Studio) -> None:
+    studio.classifiers()
+    studio.shoot("report-finetune", "runs/pretrained/report.html", height=900)
+
+
+@picture
+def report_sweep(studio: Studio) -> None:
+    """The learning rate and dropout of a small model, from committed results."""
+    folder = Path("runs/sweep")
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / "recipes/results/ablation-norm/results.json", folder)
+    studio.run("report runs/sweep")
+    studio.shoot("report-sweep", "runs/sweep/report.html", height=900)
+
+
+@picture
+def lr_find(studio: Studio) -> None:
+    studio.run("data get tiny-shakespeare --to data/plays", makes="data/plays")
+    studio.run("lr-find data/plays/corpus.txt --preset gpt-nano --out lr.html", makes="lr.html")
+    studio.shoot("lr-find", "lr.html", height=620)
+
+
+# Explanations
+
+
+@picture
+def explain_attention(studio: Studio) -> None:
+    studio.run('explain attention reviews-en "The film was [MASK]." --out attention.html', makes="attention.html")
+    studio.shoot("explain-attention", "attention.html", height=900)
+
+
+@picture
+def explain_layer(studio: Studio) -> None:
+    studio.run('explain layer reviews-en "I liked this film." --word film --out layer.html', makes="layer.html")
+    studio.shoot("explain-layer", "layer.html", height=900)
+
+
+@picture
+def explain_prediction(studio: Studio) -> None:
+    studio.classifiers()
+    studio.run(f'explain prediction runs/pretrained "{DULL}" --out why.html', makes="why.html")
+    studio.shoot("explain-prediction", "why.html", height=760)
+
+
+@picture
+def explain_model(studio: Studio) -> None:
+    """Diagrams that a command writes as SVG."""
+    for preset in ("classic", "elmo-nano"):
+        studio.run(f"explain model --preset {preset} --out {preset}.svg", makes=f"{preset}.svg")
+        shutil.copy(f"{preset}.svg", FIGURES / f"model-{preset}.svg")
+
+
+@picture
+def alignment(studio: Studio) -> None:
+    """Cross-attention of a translation."""
+    data = ROOT / "data" / "multi30k"
+    columns = "--columns source=en,target=fr"
+    studio.run(
+        f"finetune --preset seq2seq-nano --task translate --train {data}/train --valid {data}/valid {columns} "
+        "--minutes 10 --out runs/en-fr",
+        makes="runs/en-fr/results.json",
+    )
+    studio.run(
+        'translate runs/en-fr "Two dogs run on the beach." --beams 4 --alignment alignment.svg', makes="alignment.svg"
+    )
+    shutil.copy("alignment.svg", FIGURES / "alignment.svg")
+
+
+# The web page
+
+
+@picture
+def serve_compare(studio: Studio) -> None:
+    studio.classifiers()
+    view = "#/scratch/classify/pretrained"
+    with studio.server("runs/scratch", "runs/pretrained") as url, studio.tab(f"{url}/{view}", height=860) as page:
+        ask(page, "Predict", Text=DULL)
+        save("serve-compare", page)
+
+
+@picture
+def serve_fill(studio: Studio) -> None:
+    with studio.server("reviews-en") as url, studio.tab(f"{url}/#/reviews-en/fill", height=760, dark=True) as page:
+        ask(page, "Fill", Text="The [MASK] was superb, but the [MASK] was dull.")
+        save("serve-fill", page)
+
+
+@picture
+def serve_embed(studio: Studio) -> None:
+    with studio.server("reviews-en") as url, studio.tab(f"{url}/#/reviews-en/embed", height=860) as page:
+        ask(page, "Embed")
+        save("serve-embed", page)
+
+
+# The terminal
+
+
+def terminal(name: str, command: str, studio: Studio, *, lines: slice = slice(None)) -> None:
+    """The output of a command as an SVG that looks like a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    output = studio.run(f"{command} --quiet").rstrip("\n").splitlines()[lines]
+    console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True)
+    console.print(Text(f"$ headstock {command}", style="bold"))
+    console.print(Text.from_ansi("\n".join(output)))
+    svg = console.export_svg(title="", unique_id=name, code_format=TERMINAL)
+    (FIGURES / f"{name}.svg").write_text(re.sub(r"[ \t]+$", "", svg, flags=re.MULTILINE), encoding="utf-8")
+
+
+# rich's own format loads a font from another host
+TERMINAL = """\
+<svg viewBox="0 0 {terminal_width} {terminal_height}" xmlns="http://www.w3.org/2000/svg">
+<style>
+.{unique_id}-matrix {{
+  font: {char_height}px/{line_height}px Menlo, Consolas, "DejaVu Sans Mono", monospace;
+}}
+{styles}
+</style>
+<defs>
+<clipPath id="{unique_id}-clip-terminal"><rect x="0" y="0" width="{width}" height="{height}"/></clipPath>{lines}
+</defs>
+<rect fill="#1b1f24" x="0" y="0" width="{terminal_width}" height="{terminal_height}" rx="8"/>
+<g transform="translate({terminal_x}, 16)" clip-path="url(#{unique_id}-clip-terminal)">{backgrounds}
+<g class="{unique_id}-matrix">{matrix}</g></g></svg>
+"""
+
+
+@picture
+def plan(studio: Studio) -> None:
+    studio.run("data get tiny-shakespeare --to data/plays", makes="data/plays")
+    terminal("plan", "plan data/plays/corpus.txt --minutes 5", studio)
+
+
+@picture
+def suggest(studio: Studio) -> None:
+    studio.classifiers()
+    terminal("suggest", "suggest runs/pretrained --pool data/quotes/test.csv --count 4", studio)
+
+
+@picture
+def score(studio: Studio) -> None:
+    schema = "The trophy does not fit in the suitcase because [it] is too big. | *the trophy | the suitcase"
+    terminal("score", f'score reviews-en --schema "{schema}"', studio)
+
+
+@picture
+def params(studio: Studio) -> None:
+    terminal("params", "explain params reviews-en", studio, lines=slice(-16, None))
+
+
+if __name__ == "__main__":
+    main()

@@ -221,7 +221,7 @@ def alignment(studio: Studio) -> None:
     columns = "--columns source=en,target=fr"
     studio.run(
         f"finetune --preset seq2seq-nano --task translate --train {data}/train --valid {data}/valid {columns} "
-        "--minutes 10 --out runs/en-fr",
+        "--minutes 6 --out runs/en-fr",
         makes="runs/en-fr/results.json",
     )
     studio.run(
@@ -259,15 +259,16 @@ def serve_embed(studio: Studio) -> None:
 # The terminal
 
 
-def terminal(name: str, command: str, studio: Studio, *, lines: slice = slice(None)) -> None:
-    """The output of a command as an SVG that looks like a terminal."""
+def terminal(name: str, command: str, studio: Studio, *, part: str = "") -> None:
+    """The output of a command, or the paragraph that starts with `part`, as an SVG that looks like a terminal."""
     from rich.console import Console
     from rich.text import Text
 
-    output = studio.run(f"{command} --quiet").rstrip("\n").splitlines()[lines]
+    output = studio.run(f"{command} --quiet").strip("\n")
+    output = output[output.index(part) :].partition("\n\n")[0] if part else output
     console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True)
     console.print(Text(f"$ headstock {command}", style="bold"))
-    console.print(Text.from_ansi("\n".join(output)))
+    console.print(Text.from_ansi(output), end="\n\n")  # the last line is cut off
     svg = console.export_svg(title="", unique_id=name, code_format=TERMINAL)
     (FIGURES / f"{name}.svg").write_text(re.sub(r"[ \t]+$", "", svg, flags=re.MULTILINE), encoding="utf-8")
 
@@ -309,8 +310,15 @@ def score(studio: Studio) -> None:
 
 
 @picture
+def search(studio: Studio) -> None:
+    studio.quotes()
+    query = "a thriller that keeps you guessing"
+    terminal("search", f'search reviews-en --corpus data/quotes/train.csv "{query}" --top 5', studio)
+
+
+@picture
 def params(studio: Studio) -> None:
-    terminal("params", "explain params reviews-en", studio, lines=slice(-16, None))
+    terminal("params", "explain params reviews-en", studio, part="Ways to fine-tune")
 
 
 if __name__ == "__main__":

@@ -83,3 +83,10 @@ def test_a_notebook_becomes_a_page(tmp_path, monkeypatch):
     text = site.notebook_text(notebook, path)
     assert text.startswith("# Sums") and "```python\nprint(1 + 1)\n```" in text and "2\n" in text
     assert [file.suffix for file in (tmp_path / "notebooks/sums_files").iterdir()] == [".png"]
+
+
+def test_pictures_are_small_and_used():
+    pictures = [path for path in (links.ROOT / "docs" / "figures").iterdir() if path.suffix in (".png", ".svg")]
+    text = "".join(page.read_text(encoding="utf-8") for page in links.markdown_pages())
+    assert len(pictures) > 10
+    assert [path.name for path in pictures if path.stat().st_size > 200_000 or f"figures/{path.name}" not in text] == []

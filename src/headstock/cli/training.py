@@ -147,6 +147,9 @@ class FinetuneSettings(SettingOptions):
     adapt_steps: Annotated[
         int | None, Setting("transfer.adapt_steps", "First pretrain this many steps on the task's own texts.")
     ] = None
+    adapt_text: Annotated[
+        list[str] | None, Setting("transfer.adapt_text", "With --adapt-steps: further unlabelled text; repeatable.")
+    ] = None
     method: Annotated[
         str | None, Setting("transfer.method", "finetune, or setfit: contrastive pairs, for few labels.")
     ] = None

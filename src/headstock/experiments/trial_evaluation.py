@@ -3,7 +3,7 @@
 Metrics are stored per row, so that intervals can be computed over the seeds and rows of several trials.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from headstock.train.callbacks import Callback
 from headstock.train.distributed import DistributedContext
 from headstock.train.fit import EncodedSplits, FitResult, fit
 from headstock.train.loop import sequence_length
-from headstock.train.models import source_weights
+from headstock.train.models import build_lm_objective, source_weights
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig
 
@@ -44,7 +44,9 @@ def fit_run(
     task = task_class(run_config.task, source.tokenizer())
     data = EncodedSplits(task.prepare(train), task.prepare(valid))
     weights = None if run_config.transfer.init == "scratch" else source_weights(source)
-    return fit(run_config, task, weights, data, run=None, distributed=distributed, callbacks=callbacks), data
+    objective = build_lm_objective(source, run_config)
+    options = {"distributed": distributed, "objective": objective, "callbacks": callbacks}
+    return fit(run_config, task, weights, data, run=None, **options), data
 
 
 def evaluate_outputs(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
@@ -129,7 +131,7 @@ def serialize_metric(values: RowMetric) -> list[list[float]]:
     return [compact_list(row) for row in (values.values if isinstance(values, SufficientStatistics) else values)]
 
 
-def compact_list(values: np.ndarray) -> list[float]:
+def compact_list(values: Iterable[float]) -> list[float]:
     """Integers where possible, otherwise rounded numbers, to keep the JSON short."""
     return [int(value) if value == int(value) else float(f"{value:.{SIGNIFICANT}g}") for value in values]
 
@@ -151,31 +153,41 @@ def row_values(
     return numerators, None if (denominators == 1).all() else denominators
 
 
-def score_interval(task: LabelledTask | None, results: Sequence[TrialResult]) -> Interval:
-    """Over seeds and, for labelled tasks, over rows."""
-    if task is None:
-        return t_interval([result["score"] for result in results])
+def score_interval(
+    task: LabelledTask | None, results: Sequence[TrialResult], *, overlap: float | None = None
+) -> Interval:
+    """Over seeds and, for labelled tasks, over rows; with `overlap`, over folds (see `t_interval`)."""
+    if task is None or overlap is not None:
+        return t_interval([result["score"] for result in results], overlap=overlap or 0.0)
     return interval(*row_values(task, results, task.primary_metric))
 
 
-def paired_difference(task: LabelledTask | None, a: Sequence[TrialResult], b: Sequence[TrialResult]) -> Interval:
-    """The difference of scores, paired by seed and, for labelled tasks, by row."""
-    if task is None:
-        return t_interval([first["score"] - second["score"] for first, second in zip(a, b, strict=True)])
+def paired_difference(
+    task: LabelledTask | None, a: Sequence[TrialResult], b: Sequence[TrialResult], *, overlap: float | None = None
+) -> Interval:
+    """The difference of scores, paired by seed and, for labelled tasks, by row; with `overlap`, paired by fold."""
+    if task is None or overlap is not None:
+        differences = [first["score"] - second["score"] for first, second in zip(a, b, strict=True)]
+        return t_interval(differences, overlap=overlap or 0.0)
     (numerators_a, denominators_a), (numerators_b, denominators_b) = (
         row_values(task, results, task.primary_metric) for results in (a, b)
     )
     return difference(numerators_a, numerators_b, denominators_a, denominators_b)
 
 
-def t_interval(values: Sequence[float]) -> Interval:
-    """The mean with Student's 95% interval; without an interval for a single value."""
+def t_interval(values: Sequence[float], *, overlap: float = 0.0) -> Interval:
+    """The mean with Student's 95% interval; without an interval for a single value.
+
+    The scores of folds are correlated, since their models share training rows. `overlap`, the number of rows that
+    score a model over those that train it, widens the interval for that (Nadeau and Bengio 2003, corrected resampled
+    t-test).
+    """
     from scipy.special import stdtrit
 
     mean = float(np.mean(values))
     if len(values) < 2:
         return Interval(mean, None, None)
-    radius = float(stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / len(values) ** 0.5)
+    radius = float(stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) * (1 / len(values) + overlap) ** 0.5)
     return Interval(mean, mean - radius, mean + radius)
 
 

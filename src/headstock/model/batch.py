@@ -63,6 +63,7 @@ class Batch:
     source: "Batch | None" = None  # the input of the encoder
     prefix: "Batch | None" = None  # what precedes the rows in their first documents, for recurrent models
     example_ids: Tensor | None = None  # (B,) the example of each row, where a long example has several rows
+    masked: "Batch | None" = None  # the same rows with masked tokens, for an auxiliary language-model loss
     # computed by a frozen backbone before training: (N, D) pooled or (B, T, D); (..., L + 1, D) for a layer mix
     features: Tensor | None = None
     real_examples: RealExamples | None = None  # None: all examples are real
@@ -153,6 +154,7 @@ def pad_to_multiple(batch: Batch, multiple: int) -> Batch:
         positions=extend(batch.positions, 0),
         segments=extend(batch.segments, 0),
         source=None if batch.source is None else pad_to_multiple(batch.source, multiple),
+        masked=None if batch.masked is None else pad_to_multiple(batch.masked, multiple),
         labels=labels,
         label_positions={head: index + index // length * extra for head, index in batch.label_positions.items()},
     )

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -98,6 +99,7 @@ class Task(ABC):
     translates: ClassVar[bool] = False  # runs can `translate`
     pretraining_objective: ClassVar[str | None] = None  # continues the pretraining of an imported run of this task
     answers_questions: ClassVar[bool] = False  # runs can `answer`
+    is_auxiliary: ClassVar[bool] = False  # its loss can be added to that of a labelled task: see `add_lm_labels`
 
     # For planning, explanations and export
     plan: ClassVar[PlanDefaults | None] = None  # None: `plan` does not consider this task
@@ -145,6 +147,14 @@ class Task(ABC):
     def samples(self, model: Model, store: TokenStore, *, length: int, seed: int) -> list[Sample]:
         """A few outputs for held-out text, for the report of a pretraining run; the same seed gives the same ones."""
         return []
+
+    def add_lm_labels(self, batch: Batch, *, key: tuple[int | str, ...], rows: np.ndarray) -> Batch:
+        """Rows of a labelled task with this objective's labels for the token head, where `is_auxiliary`.
+
+        They are in the batch itself, or in its `masked` batch if the objective reads other tokens. `rows` (B,) are
+        the numbers of the rows for random draws with this key.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be learnt beside a labelled task")
 
     def weight(self, head: str) -> float:
         """The weight of a head's mean loss in the total loss."""
@@ -228,5 +238,8 @@ def padded_batch(examples: Examples, indices: Sequence[int], rows: int, *, fille
     for labels in batch.labels.values():
         by_row = batch.example_ids is not None and len(labels) == len(batch.example_ids)  # otherwise one per example
         labels[batch.example_ids >= real if by_row else slice(real, None)] = IGNORE_INDEX  # type: ignore[operator]
+    if batch.masked is not None:
+        for labels in batch.masked.labels.values():  # one row per sequence
+            labels[slice(real, None) if batch.example_ids is None else batch.example_ids >= real] = IGNORE_INDEX
     batch.real_examples = RealExamples(real)
     return batch

@@ -1,7 +1,7 @@
 """Causal language modelling: a document A B C is read as <bos> A B C, with the labels A B C <eos>."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -31,6 +31,7 @@ class CausalLM(TextTask):
     is_language_model = True
     bits_per_byte_head = "token"
     generates = True
+    is_auxiliary = True
     plan = PlanDefaults(max_epochs=4, repeated_dropout=0.1)
     huggingface_head = "ForCausalLM"
 
@@ -48,6 +49,14 @@ class CausalLM(TextTask):
         if batch.label_positions:  # packed rows have a label nearly everywhere
             hidden, labels = batch.gather_labelled("token", hidden)
         return {"token": token_loss(model.heads["token"], hidden, labels, smoothing=smoothing)[0]}
+
+    def add_lm_labels(self, batch: Batch, *, key: tuple[int | str, ...], rows: np.ndarray) -> Batch:
+        labels = batch.tokens.roll(-1, dims=1)
+        labels[:, -1] = IGNORE_INDEX
+        if batch.padding is not None:
+            labels.masked_fill_(batch.padding.roll(-1, dims=1), IGNORE_INDEX)
+        positions = batch.label_positions | {"token": find_label_positions(labels)}
+        return replace(batch, labels=batch.labels | {"token": labels}, label_positions=positions)
 
     def tokens(self, batch: Batch) -> int:
         return self.counts(batch)["token"]  # packed rows of a single document do not mark padding

@@ -44,6 +44,7 @@ class HybridLM(MaskingTask):
     bits_per_byte_head = "causal"
     generates = True
     fills_masks = True
+    is_auxiliary = True
     mask_shift = 1
     plan = PlanDefaults(max_epochs=10, validation_passes=2, batch_shapes=250, settings=PLAN_SETTINGS)
     huggingface_head = "ForCausalLM"

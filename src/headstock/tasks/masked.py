@@ -47,6 +47,7 @@ class MaskedLM(MaskingTask):
     bos_role = "cls"
     causal = False
     fills_masks = True
+    is_auxiliary = True
     plan = PlanDefaults(max_epochs=16, batch_shapes=20, settings=PLAN_SETTINGS)
     huggingface_head = "ForMaskedLM"
 

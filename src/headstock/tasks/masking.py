@@ -4,15 +4,16 @@ B rows, T positions. A run is a sequence of maskable tokens of one document with
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import ConfigError, UserError
-from headstock.model.batch import IGNORE_INDEX
+from headstock.model.batch import IGNORE_INDEX, Batch, find_label_positions
 from headstock.rng import uniforms
 from headstock.tasks.packing import TextTask
 
@@ -130,6 +131,20 @@ class MaskingTask(TextTask):
     def __init__(self, config: Any, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.masker = TokenMasker(config.masking_config(), tokenizer)
+
+    def add_lm_labels(self, batch: Batch, *, key: tuple[int | str, ...], rows: np.ndarray) -> Batch:
+        tokens, masker = batch.tokens.numpy(), self.masker
+        maskable = ~np.isin(tokens, sorted(self.tokenizer.all_special_ids))
+        if batch.padding is not None:
+            maskable &= ~batch.padding.numpy()
+        options = {"key": key, "rows": rows, "fraction": masker.config.fraction}
+        inputs, originals = masker.mask_tokens(tokens, maskable, np.zeros_like(tokens), **options)
+        labels = np.full_like(originals, IGNORE_INDEX)
+        labels[:, : labels.shape[1] - self.mask_shift] = originals[:, self.mask_shift :]
+        masked = Batch(torch.from_numpy(inputs), batch.padding, segments=batch.segments)
+        masked.labels = {"token": torch.from_numpy(labels)}
+        masked.label_positions = {"token": find_label_positions(masked.labels["token"])}
+        return replace(batch, masked=masked)
 
 
 class EpochMasker:

@@ -14,13 +14,16 @@ from headstock import config
 from headstock.cost.formulas import WeightTensor
 from headstock.cost.model import model_cost, model_dimensions
 from headstock.cost.training_cost import flops_per_token, lora_flops_per_token, optimizer_state_bytes
+from headstock.data.corpus import read_corpus
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
-from headstock.io import sha256, write_text
+from headstock.io import sha256
 from headstock.model.lora import is_adapter
+from headstock.tasks.base import Task
 from headstock.tasks.calibration import fit_calibration
 from headstock.tasks.labelled import LabelledTask, is_labelled
+from headstock.train.adaptation import adapt, average_weights, check_adaptation
 from headstock.train.callbacks import Callback, run_callbacks
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import ensemble_mean
@@ -28,13 +31,18 @@ from headstock.train.fit import EncodedSplits, FitResult, fit
 from headstock.train.labelled_data import LabelledSplits, read_splits
 from headstock.train.metrics import metrics_with_intervals
 from headstock.train.mirror import mirrored, requested_mirror
-from headstock.train.models import build_model, build_task, load_source_weights, source_weights
-from headstock.train.pretrain import open_or_train_tokenizer, pretrain
+from headstock.train.models import (
+    build_lm_objective,
+    build_model,
+    build_task,
+    load_source_weights,
+    source_weights,
+)
+from headstock.train.pretrain import open_or_train_tokenizer
 from headstock.train.resolve import (
     labelled_task,
     resolve_finetune_config,
     resolve_with_data,
-    source_settings,
     with_vocabulary,
 )
 from headstock.train.run_folder import RunFolder, open_run, tokenizer_fingerprints
@@ -108,7 +116,10 @@ def finetune(
         else:
             run_config = resolve_finetune_config(source, task, config_file, options, preset=preset)
             data, tokenizer_file = run_config.data, run_config.tokenizer.file if run_config.tokenizer else None
-            check_inputs_outside(target, [data.train, data.valid, data.test, tokenizer_file, config_file])
+            text = run_config.transfer.adapt_text
+            check_inputs_outside(target, [data.train, data.valid, data.test, *text, tokenizer_file, config_file])
+            if text:
+                read_corpus(text)
         task_class, train_settings = labelled_task(run_config.objective), run_config.train
         splits = read_splits(run_config.data, task_class, run_config.task, seed=train_settings.seed)
         if resuming:
@@ -134,9 +145,11 @@ def finetune(
             create_run(target, replace(run_config, train=train_settings), tokenizer, splits, **origin)
         distributed.barrier()
         with mirrored(target, url):
-            if run_config.transfer.adapt_steps and source is not None:
-                weights = adapt(target, source, run_config, splits.train, distributed, device, callbacks)
-            return train_and_evaluate(session, run_config, labelled, weights, splits, callbacks)
+            if weights is not None and source is not None and run_config.transfer.adapt_steps:
+                adapted = adapt(target, source, run_config, splits.train, distributed, device, callbacks)
+                weights = average_weights(weights, adapted, run_config.transfer.adapt_average)
+            objective = build_lm_objective(source, run_config)
+            return train_and_evaluate(session, run_config, labelled, weights, objective, splits, callbacks)
 
 
 def check_same_data(target: RunFolder, splits: LabelledSplits) -> None:
@@ -199,7 +212,7 @@ def check_inputs(
     if source is None:
         return None
     if run_config.transfer.adapt_steps:
-        source_settings(source)
+        check_adaptation(source, run_config)
     if run_config.transfer.init == "scratch":
         return None
     weights = source_weights(source)
@@ -221,47 +234,19 @@ def check_weights_fit(source: RunFolder, run_config: RunConfig, task: LabelledTa
         raise UserError(f"{source}: its weights do not fit {changes}; {hint}") from None
 
 
-def adapt(
-    target: RunFolder,
-    source: RunFolder,
-    run_config: RunConfig,
-    records: Records,
-    distributed: DistributedContext,
-    device: str,
-    callbacks: Sequence[Callback],
-) -> dict[str, Tensor]:
-    """Continue pretraining on the task's own texts, in a run folder inside the target; returns the adapted weights."""
-    adapted = target.adapted
-    if not adapted.is_complete():
-        steps, source_config = run_config.transfer.adapt_steps, source.config()
-        logger.info(f"adapting to the {len(records):,} training texts for {steps:,} steps")
-        texts = target.path / "adapt.txt"
-        if distributed.is_main:
-            write_text(texts, "\n".join(" ".join(text.split()) for text in records.documents) + "\n")
-        distributed.barrier()
-        settings = {
-            "train.steps": steps,
-            "train.lr": run_config.transfer.adapt_lr or source_config["train"]["lr"] / 3,
-            "train.seed": run_config.train.seed,
-            "train.tensorboard": False,
-            "data.documents": "line",
-        }
-        if "nsp" in source_config["task"]:  # a labelled text is often a single sentence, which has no next one
-            settings |= {"task.nsp": False}
-        out, start = adapted.path, source.path
-        pretrain(texts, out=out, start=start, settings=settings, resume=True, device=device, callbacks=callbacks)
-    return adapted.weights()
-
-
 def train_and_evaluate(
     session: Session,
     run_config: RunConfig,
     task: LabelledTask,
     weights: dict[str, Tensor] | None,
+    objective: Task | None,
     splits: LabelledSplits,
     callbacks: Sequence[Callback],
 ) -> dict[str, Any]:
-    """Train one model, or an ensemble with one seed each, evaluate it, and write results and model card."""
+    """Train one model, or an ensemble with one seed each, evaluate it, and write results and model card.
+
+    `objective` is the source's, for `lm_loss`.
+    """
     began, target, distributed = time.monotonic(), session.run, session.distributed
     data = EncodedSplits(task.prepare(splits.train), task.prepare(splits.valid))
     if length := run_config.train.length or getattr(run_config.model, "context", None):
@@ -281,7 +266,8 @@ def train_and_evaluate(
                 run.create(member.plain(), task.tokenizer, target.data())
             distributed.barrier()
         with run_callbacks(run, callbacks, member.train, distributed) as active:
-            fits.append(fit(member, task, weights, data, run=run, distributed=distributed, callbacks=active))
+            options = {"run": run, "distributed": distributed, "objective": objective, "callbacks": active}
+            fits.append(fit(member, task, weights, data, **options))
     seconds = max(time.monotonic() - began, sum(f.state.seconds for f in fits))  # also before an interruption
     results = finetune_results(target, run_config, fits, data, splits, distributed, seconds)
     return finish_run(target, distributed, results)

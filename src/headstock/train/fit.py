@@ -12,13 +12,15 @@ from torch import Tensor
 from headstock.model.backbone import CachedBackbone
 from headstock.model.lora import LoRAModel
 from headstock.model.model import Model
+from headstock.tasks.auxiliary import AuxiliaryLosses
+from headstock.tasks.base import Task
 from headstock.tasks.labelled import LabelledTask
 from headstock.train.callbacks import Callback, Event
 from headstock.train.checkpoint import TrainState
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import cache_features, model_outputs
 from headstock.train.loop import sequence_length, train
-from headstock.train.models import build_model, load_source_weights
+from headstock.train.models import build_model, load_source_weights, new_top_layers, with_lm_head
 from headstock.train.run_folder import RunFolder
 from headstock.train.setfit import fit_setfit
 from headstock.train.settings import RunConfig
@@ -62,32 +64,41 @@ def fit(
     *,
     run: RunFolder | None,
     distributed: DistributedContext,
+    objective: Task | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> FitResult:
     """Train one model from `weights`, or from scratch without them.
 
     With `freeze`, the backbone reads each row once and the head is trained on the cached features. Adapters (`lora`)
-    are merged into the weights after training.
+    are merged into the weights after training. `objective` is the source's, for `lm_loss`: its head is trained with
+    the model and then left out.
     """
-    model = build_model(run_config, task)
+    model, transfer = build_model(run_config, task), run_config.transfer
     if weights is not None:
-        load_source_weights(model, task, weights, source=run_config.transfer.run)
-    settings, lora = run_config.train, run_config.transfer.adapters
+        new = new_top_layers(model, transfer.reinit_layers)
+        load_source_weights(model, task, weights, source=transfer.run)
+        model.load_tensors(model.tensors() | new, source="the new layers")
+    settings, lora = run_config.train, transfer.adapters
     trained = model if lora is None else LoRAModel(model, lora, seed=settings.seed)
-    model.to(distributed.device)
+    trained_task: Task = task
+    if objective is not None or transfer.r_drop:
+        trained_task = AuxiliaryLosses(task, objective=objective, lm_loss=transfer.lm_loss, r_drop=transfer.r_drop)
+    if objective is not None and weights is not None:
+        trained = with_lm_head(model, objective, weights, source=transfer.run)
+    trained.to(distributed.device)
     length = sequence_length(model, settings)
     epochs: list[dict[str, Any]] = []
     train_data = data
-    if run_config.transfer.method == "setfit":
+    if transfer.method == "setfit":
         state, epochs = fit_setfit(model, task, data, run_config, run=run, distributed=distributed, callbacks=callbacks)
         return FitResult(model.eval(), task, state, epochs, length)
-    if run_config.transfer.freeze:
+    if transfer.freeze:
         logger.info(f"computing the features of {len(data.train) + len(data.valid):,} rows with the frozen backbone")
         features = partial(cache_features, model, task, length=length, dtype=settings.dtype)
         trained = Model(CachedBackbone(model.backbone), dict(model.heads.items()))
         train_data = EncodedSplits(features(data.train), features(data.valid))
     callbacks = [*callbacks, record_epochs(epochs, task)]
-    state = train(trained, task, train_data, settings, run=run, distributed=distributed, callbacks=callbacks)
+    state = train(trained, trained_task, train_data, settings, run=run, distributed=distributed, callbacks=callbacks)
     adapter = None
     if isinstance(trained, LoRAModel):
         adapter = trained.tensors()
@@ -95,7 +106,7 @@ def fit(
     if trained is not model and run is not None and distributed.is_main:
         if adapter is not None and lora is not None:
             run.save_adapter(adapter, lora)
-        run.save_weights(model.tensors())  # with the frozen backbone
+        run.save_weights(model.tensors())  # with the frozen backbone, and without a language-model head
     if run is not None:
         epochs = epochs_of(run, task)  # also those before an interruption
     return FitResult(model.eval(), task, state, epochs, length, adapter)

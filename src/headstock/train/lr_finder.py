@@ -23,7 +23,7 @@ from headstock.train.finetune import check_inputs
 from headstock.train.fit import EncodedSplits, fit
 from headstock.train.labelled_data import read_splits
 from headstock.train.loop import train as train_model
-from headstock.train.models import build_model, build_task
+from headstock.train.models import build_lm_objective, build_model, build_task
 from headstock.train.pretrain import build_stores, open_or_train_tokenizer, read_corpora
 from headstock.train.resolve import (
     labelled_task,
@@ -153,7 +153,8 @@ def prepare_finetuning(
 
     def execute(settings: TrainSettings, callbacks: Sequence[Callback]) -> None:
         member = replace(config, train=settings)
-        fit(member, task, weights, data, run=None, distributed=distributed, callbacks=callbacks)
+        options = {"distributed": distributed, "objective": build_lm_objective(source, member)}
+        fit(member, task, weights, data, run=None, callbacks=callbacks, **options)
 
     return config.train, execute
 

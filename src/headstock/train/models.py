@@ -16,6 +16,7 @@ from headstock.model.backbone import BACKBONES
 from headstock.model.backbones.encoder_decoder import EncoderDecoder, weights_from_transformer
 from headstock.model.model import Model
 from headstock.rng import derive_seed
+from headstock.tasks.auxiliary import LM_HEAD
 from headstock.tasks.base import TASKS, Task
 from headstock.tasks.labelled import LabelledTask
 from headstock.train.resolve import resolve_pretrain_config
@@ -114,6 +115,30 @@ def load_source_weights(model: Model, task: LabelledTask, weights: dict[str, Ten
         weights = weights_from_transformer(weights, model.tensors())
     load = load_backbone_and_shared_heads if task.reuses_head else Model.load_backbone
     load(model, weights, source=source)
+
+
+def build_lm_objective(source: RunFolder | None, run_config: RunConfig) -> Task | None:
+    """The pretraining objective of a source, whose loss is added to that of the task; None without `lm_loss`."""
+    if source is None or not run_config.transfer.lm_loss:
+        return None
+    return build_task(make_config(source.config()), source.tokenizer())
+
+
+def with_lm_head(model: Model, objective: Task, weights: Mapping[str, Tensor], *, source: str) -> Model:
+    """The same model with the language-model head of a source beside its own heads."""
+    with torch.random.fork_rng(devices=[]):
+        head = objective.heads(model.backbone)[LM_HEAD]
+    extended = Model(model.backbone, dict(model.heads.items()) | {LM_HEAD: head})
+    own = {name: tensor for name, tensor in weights.items() if name.startswith(f"heads.{LM_HEAD}.")}
+    extended.load_tensors(model.tensors() | own, source=source)
+    return extended
+
+
+def new_top_layers(model: Model, count: int) -> dict[str, Tensor]:
+    """A copy of the parameters of the backbone's top layers, by name."""
+    stages = model.backbone.parameters_by_layer()
+    top = {id(parameter) for stage in stages[len(stages) - count :] for parameter in stage}
+    return {name: p.detach().clone() for name, p in model.named_parameters() if id(p) in top}
 
 
 def blueprint(run_config: RunConfig, *, weights: bool = False) -> tuple[Model, Task]:

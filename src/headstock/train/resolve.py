@@ -224,7 +224,20 @@ def resolve_finetune_config(
             f"transfer.lora: {source} has no cross-attention, which is new in a translator and must be trained whole; "
             "leave out --lora, or start from an encoder-decoder"
         )
+    if source is not None and tree["transfer"].get("lm_loss"):
+        check_lm_objective(source)
     return complete_finetune_config(tree)
+
+
+def check_lm_objective(source: RunFolder) -> None:
+    """Reject a source whose language-model loss cannot be computed on labelled rows."""
+    tree = source.config()
+    if "transfer" in tree or not TASKS.get(objective_of(tree)).is_auxiliary:
+        names = ", ".join(name for name in TASKS.names() if TASKS.get(name).is_auxiliary)
+        raise UserError(
+            f"transfer.lm_loss: {source} was trained for {objective_of(tree)!r}; expected a run with a language-model "
+            f"head (objectives: {names})"
+        )
 
 
 def source_tree(source: RunFolder, task: str) -> Tree:
@@ -300,9 +313,22 @@ def complete_finetune_config(tree: Tree) -> RunConfig:
         raise UserError(f"train.{name}: has no effect with --freeze, which trains the head alone")
     if "pool" in names and run_config.task.pool == "cls" and causal:
         raise UserError("task.pool: the first token of a causal model sees no text; use last, mean or bidirectional")
+    check_regularization(run_config, task)
     check_adapters(run_config)
     check_length(run_config)
     return run_config
+
+
+def check_regularization(run_config: RunConfig, task: type[LabelledTask]) -> None:
+    """Reject R-Drop without classes or dropout, and more new layers than there are."""
+    transfer, model = run_config.transfer, run_config.model
+    if transfer.r_drop and not task.predicts_classes:
+        raise UserError(f"transfer.r_drop: compares probabilities of classes, which {task.name} does not predict")
+    dropout = run_config.task.dropout or (0.0 if transfer.freeze else getattr(model, "dropout", 0.0))
+    if transfer.r_drop and not dropout:
+        raise UserError("transfer.r_drop: without dropout both readings of a row are the same; set dropout above 0")
+    if transfer.reinit_layers > model.depth:
+        raise UserError(f"transfer.reinit_layers: {transfer.reinit_layers} is more than the {model.depth} of the model")
 
 
 def check_adapters(run_config: RunConfig) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Size, Tensor
 
@@ -28,6 +28,7 @@ from headstock.io import (
     write_text,
 )
 from headstock.model.lora import LoRAConfig, is_adapter, replace_adapter
+from headstock.tasks.auxiliary import LM_HEAD
 from headstock.tasks.calibration import Calibration
 from headstock.train.checkpoint_files import PROGRESS, is_sharded, read_checkpoint_shapes, read_part, tensors_of
 from headstock.train.remote_run import fetch_run, url_of
@@ -40,10 +41,12 @@ CHECKPOINTS: FolderLayout = {f"{STEP}*": {"*.safetensors": None, PROGRESS: None,
 # everything that a run folder may contain: a folder with anything else in it is not replaced
 LAYOUT: dict[str, FolderLayout | None] = {f"{name}.json": None for name in FILES}
 LAYOUT |= {"model.safetensors": None, "adapter.safetensors": None, "metrics.jsonl": None, "predictions.jsonl": None}
-LAYOUT |= {"README.md": None, "report.html": None, "adapt.txt": None, "tensorboard": {"events.out.tfevents.*": None}}
+LAYOUT |= {"README.md": None, "report.html": None, "tensorboard": {"events.out.tfevents.*": None}}
+LAYOUT |= {"adapt.txt": None, "adapt.jsonl": None}
 LAYOUT |= {"checkpoints": CHECKPOINTS, "adapted": LAYOUT, "members": {"[0-9]*": LAYOUT}}
 MAX_ENSEMBLE = 1000  # models; more are a damaged config.json
 BUNDLED_RUNS = Path(__file__).parent.parent / "stocks"  # pretrained runs that ship with the package, opened by name
+Value = TypeVar("Value")
 HUB = "headstock.interop.hub"  # opens hf:// names; it is above this package, so it is imported when one is used
 
 
@@ -414,7 +417,7 @@ class CheckpointRunFolder(RunFolder):
     def weights(self, *, checked: bool = False) -> dict[str, Tensor]:
         if not checked:
             self.verify_checkpoint()
-        own = read_part(self.path, "average") or read_part(self.path, "model")
+        own = self.without_lm_head(read_part(self.path, "average") or read_part(self.path, "model"))
         check_finite(own, source=str(self.weights_file))
         if self.has_backbone:
             return own
@@ -426,10 +429,16 @@ class CheckpointRunFolder(RunFolder):
     def shapes(self) -> dict[str, Size]:
         self.verify_checkpoint()
         shapes = read_checkpoint_shapes(self.path)
-        own = tensors_of("average", shapes) or tensors_of("model", shapes)
+        own = self.without_lm_head(tensors_of("average", shapes) or tensors_of("model", shapes))
         if self.has_backbone:
             return own
         return self.run.shapes() | {name: shape for name, shape in own.items() if not is_adapter(name)}
+
+    def without_lm_head(self, tensors: dict[str, Value]) -> dict[str, Value]:
+        """Leave out the head that a fine-tuned run with `lm_loss` trains, but does not keep."""
+        if not self.config().get("transfer", {}).get("lm_loss"):
+            return tensors
+        return {name: value for name, value in tensors.items() if not name.startswith(f"heads.{LM_HEAD}.")}
 
     def verify_checkpoint(self) -> None:
         if damage := find_damage(self.path):

@@ -22,6 +22,7 @@ NOT_NEGATIVE: Bound = ("0 or above", lambda value: 0 <= value < math.inf)
 INSIDE_0_1: Bound = ("above 0 and below 1", lambda value: 0 < value < 1)
 FROM_0_TO_1: Bound = ("from 0 to 1", lambda value: 0 <= value <= 1)
 BELOW_1: Bound = ("from 0 to below 1", lambda value: 0 <= value < 1)
+SHARE: Bound = ("above 0 and at most 1", lambda value: 0 < value <= 1)
 
 
 def out_of_bounds(settings: Any, bounds: Mapping[Bound, str]) -> config.Problems:
@@ -99,6 +100,12 @@ class TransferSettings:
     bidirectional: bool | None = None  # use a causal backbone with (false) or without (true) its causal mask
     adapt_steps: int = 0  # steps of further pretraining on the task's own texts
     adapt_lr: float | None = None  # its learning rate; a third of the source's unless given
+    adapt_text: tuple[str, ...] = config.added(())  # further unlabelled text for it: files, folders, globs or URLs
+    adapt_fraction: float | None = config.added(None)  # its masking rate; the source's unless given
+    adapt_average: float = config.added(1.0)  # weight of the adapted weights in an average with the source's; 1: alone
+    lm_loss: float = config.added(0.0)  # weight of the source's language-model loss on the training rows
+    r_drop: float = config.added(0.0)  # weight of the divergence between two readings of a row with different dropout
+    reinit_layers: int = config.added(0)  # top layers that start from new weights instead of the pretrained ones
     ensemble: int = 1  # number of models with different seeds, whose probabilities are averaged
     least_steps: int = 100  # epochs are added for small files to reach this; 0 if `epochs` is given
     lora: int = config.added(0)  # rank of low-rank adapters, which are trained instead of the backbone; 0: none
@@ -107,18 +114,38 @@ class TransferSettings:
     lora_targets: Literal["attention", "all-linear"] = config.added("attention")  # attention: or recurrent cells
 
     def __post_init__(self) -> None:
-        redact(self, "run")
-        bounds = {NOT_NEGATIVE: "adapt_steps least_steps lora", ABOVE_0: "ensemble adapt_lr lora_alpha"}
-        problems = out_of_bounds(self, bounds | {BELOW_1: "lora_dropout"})
-        if self.init == "scratch" and self.adapt_steps:
-            problems.append(("adapt_steps", "needs pretrained weights, so it conflicts with init scratch"))
-        if self.lora and self.init == "scratch":
-            problems.append(("lora", "adapts pretrained weights, so it conflicts with init scratch"))
-        if self.lora and self.freeze:
-            problems.append(("lora", "trains adapters in the backbone, so it conflicts with freeze"))
-        if self.lora and self.method == "setfit":
-            problems.append(("lora", "conflicts with method setfit, which trains all weights"))
-        reject(problems)
+        redact(self, "run", "adapt_text")
+        bounds = {
+            NOT_NEGATIVE: "adapt_steps least_steps lora lm_loss r_drop reinit_layers",
+            ABOVE_0: "ensemble adapt_lr lora_alpha",
+            BELOW_1: "lora_dropout",
+            INSIDE_0_1: "adapt_fraction",
+            SHARE: "adapt_average",
+        }
+        reject(out_of_bounds(self, bounds) + self.conflicts())
+
+    def conflicts(self) -> config.Problems:
+        """Settings that conflict with another one, or have no effect without it."""
+        scratch, freeze, setfit, lora = self.init == "scratch", self.freeze, self.method == "setfit", self.lora > 0
+        reasons = [
+            ("adapt_steps", scratch, "needs pretrained weights, so it conflicts with init scratch"),
+            ("lora", scratch, "adapts pretrained weights, so it conflicts with init scratch"),
+            ("lora", freeze, "trains adapters in the backbone, so it conflicts with freeze"),
+            ("lora", setfit, "conflicts with method setfit, which trains all weights"),
+            ("lm_loss", scratch, "needs the source's language-model head, so it conflicts with init scratch"),
+            ("lm_loss", freeze, "trains the backbone, so it conflicts with freeze"),
+            ("lm_loss", lora, "trains the language-model head, so it conflicts with lora"),
+            ("lm_loss", setfit, "conflicts with method setfit, which has a loss of its own"),
+            ("lm_loss", self.bidirectional is not None, "needs the attention mask of pretraining, not bidirectional"),
+            ("r_drop", setfit, "conflicts with method setfit, which has a loss of its own"),
+            ("reinit_layers", scratch, "replaces pretrained weights, so it conflicts with init scratch"),
+            ("reinit_layers", freeze, "needs layers that are trained, so it conflicts with freeze"),
+            ("reinit_layers", lora, "needs layers that are trained, so it conflicts with lora"),
+        ]
+        adapting = {"adapt_text": (), "adapt_fraction": None, "adapt_average": 1.0}
+        unused = [name for name, default in adapting.items() if not self.adapt_steps and getattr(self, name) != default]
+        conflicting = [(name, reason) for name, applies, reason in reasons if applies and getattr(self, name)]
+        return conflicting + [(name, "has no effect without adapt_steps") for name in unused]
 
     @property
     def adapters(self) -> LoRAConfig | None:

@@ -300,7 +300,7 @@ def test_points_with_a_failed_seed_rank_last():
 class RankedByLoss:
     """The part of a SweepKind that the summary needs."""
 
-    metric, lower, curve_metric, task = "loss", True, "loss", None
+    metric, lower, curve_metric, task, overlap = "loss", True, "loss", None, None
 
     def __init__(self, folder):
         self.folder = folder

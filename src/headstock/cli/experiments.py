@@ -145,6 +145,9 @@ class SweepOptions(ModelOptions, ClusterOptions):
     method: Annotated[str | None, "grid, random, tpe, or asha (random, the worse ones stopped early)."]
     reduction: Annotated[int | None, "asha: one in this many points goes on at each rung; 3."]
     seeds: Annotated[int | None, "Repetitions of each point, each with its own seed; 3."]
+    folds: Annotated[int | None, "Fine-tuning: cross-validate each point on this many folds of --train and --valid."]
+    repeats: Annotated[int | None, "Repetitions of the cross-validation with other folds; 1."]
+    out_of_fold: Annotated[str | None, "Save the out-of-fold predictions of the best point or of all; best."]
     by: Annotated[str | None, "Rank pretraining by loss or bits_per_byte."]
     keep: Annotated[bool | None, "Keep every run, not only the best."]
 

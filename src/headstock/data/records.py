@@ -90,6 +90,17 @@ class Records:
         return Records(self.source, [self.lines[i] for i in rows], columns, locations)
 
 
+def join_records(first: Records, second: Records) -> Records:
+    """The rows of two files of the same columns, one after the other."""
+    if first.columns.keys() != second.columns.keys():
+        names = [", ".join(sorted(records.columns)) for records in (first, second)]
+        raise UserError(f"{second.source}: has the columns {names[1]}, but {first.source} has {names[0]}")
+    columns = {name: [*first.columns[name], *second.columns[name]] for name in first.columns}
+    locations = [records.location(row) for records in (first, second) for row in range(len(records))]
+    skipped = first.skipped + second.skipped
+    return Records(f"{first.source} and {second.source}", [*first.lines, *second.lines], columns, locations, skipped)
+
+
 def _detokenize(text: str) -> str:
     """Join SentencePiece pieces to plain text; other text is returned unchanged."""
     if SENTENCEPIECE_SPACE not in text:

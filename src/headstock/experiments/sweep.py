@@ -12,6 +12,7 @@ import numpy as np
 
 from headstock.data.corpus import read_corpus
 from headstock.errors import ConfigError, UserError
+from headstock.experiments.cross_validation import CrossValidation
 from headstock.experiments.grid import TrialResult, explain_interruption, lock_experiment, log_outcome, run_grid
 from headstock.experiments.ray_trials import Placement, place_trials
 from headstock.experiments.recipe import fixed_setting_problems, given_options
@@ -52,6 +53,9 @@ def sweep(
     method: str | None = None,
     reduction: int | None = None,
     seeds: int | None = None,
+    folds: int | None = None,
+    repeats: int | None = None,
+    out_of_fold: str | None = None,
     seed: int | None = None,
     by: str | None = None,
     keep: bool | None = None,
@@ -68,9 +72,11 @@ def sweep(
     With text it pretrains and ranks by validation loss; with `run` and `train` it fine-tunes and ranks by the task's
     metric on the validation rows. `sample` draws a number of points; values may then be ranges, as in
     `{"lr": "1e-4..1e-2"}`. With `method="tpe"` the points are proposed by a tree-structured Parzen estimator; with
-    "asha" they are random, and at each rung only one in `reduction` of them goes on. The result of every trial (point,
-    seed) is saved in the folder `out`: repeating the call continues an interrupted sweep. With `on="ray"` or
-    `"ray:ADDRESS"` trials run as Ray tasks: those of a grid side by side, those of a search as far as it asks for them.
+    "asha" they are random, and at each rung only one in `reduction` of them goes on. With `folds`, fine-tuning is
+    cross-validated on the rows of `train` and `valid` instead of repeated with several seeds. The result of every
+    trial (point, seed, fold) is saved in the folder `out`: repeating the call continues an interrupted sweep. With
+    `on="ray"` or `"ray:ADDRESS"` trials run as Ray tasks: those of a grid side by side, those of a search as far as it
+    asks for them.
     """
     start, folder = time.monotonic(), Path(out)
     corpus = [corpus] if isinstance(corpus, str | Path) else list(corpus)
@@ -87,11 +93,10 @@ def sweep(
             points = corner_points(plan.grid)  # to check; those of the search are not known yet
         else:
             points = draw_points(plan.grid, sample=plan.sweep.sample, seed=plan.sweep.seed)
-        kind_class = Finetuning if plan.kind == "finetune" else Pretraining
-        kind: SweepKind = kind_class(plan, folder, choose_device("cpu" if on else device))
+        kind: SweepKind = kind_of(plan)(plan, folder, choose_device("cpu" if on else device))
         kind.read(configure_all(plan, kind, points))
         build_all(points, lambda point: kind.complete(kind.configure(point, plan.sweep.seed)))
-        if plan.sweep.seeds < 2:
+        if plan.sweep.trials_per_point < 2:
             logger.info("with a single seed there are no intervals; use --seeds 2 or more")
         with placing as placement:
             kind.device = placement.device
@@ -103,8 +108,25 @@ def sweep(
                 results_by_point = run_sweep_grid(plan, kind, points, placement, callbacks)
             best = keep_best(plan, kind, points, results_by_point, placement, callbacks)
         results = summarize_sweep(plan, kind, points, results_by_point, best, seconds=time.monotonic() - start)
+        if isinstance(kind, CrossValidation):
+            results["out_of_fold"] = save_out_of_fold(plan, kind, points, results_by_point)
         write_json(folder / "results.json", results)
     return results
+
+
+def kind_of(plan: SweepPlan) -> type[SweepKind]:
+    if plan.kind == "pretrain":
+        return Pretraining
+    return Finetuning if plan.sweep.folds is None else CrossValidation
+
+
+def save_out_of_fold(
+    plan: SweepPlan, kind: CrossValidation, points: list[Point], results_by_point: list[list[TrialResult]]
+) -> list[str]:
+    """Write the out-of-fold predictions of the best point, or of all of them, the best first; returns the files."""
+    order = ranking(results_by_point, lower=kind.lower)
+    chosen = order if plan.sweep.out_of_fold == "all" else order[:1]
+    return kind.write_out_of_fold([points[number] for number in chosen], [results_by_point[n] for n in chosen])
 
 
 # Checks before anything is trained
@@ -123,7 +145,7 @@ def check_plan(plan: SweepPlan) -> None:
         reason = f"applies to pretraining, not to --run {sweep.run}"
         problems = fixed_setting_problems(plan.settings, FIXED_SETTINGS)
     else:
-        misplaced = {"train": sweep.train, "columns": ",".join(sweep.columns)}
+        misplaced = {"train": sweep.train, "columns": ",".join(sweep.columns), "folds": sweep.folds}
         reason, problems = "applies to fine-tuning, which needs --run", []
     problems += [(f"--{name}", reason) for name, value in misplaced.items() if value]
     problems += [(f"grid.{key}", f"cannot vary: {why}") for key in plan.grid if (why := reason_fixed(plan, key))]
@@ -219,23 +241,35 @@ def cause(location: str, message: str, points: Sequence[Point]) -> str:
 
 
 def trials_of(plan: SweepPlan, point: Point) -> list[SweepTrial]:
-    return [SweepTrial(point, seed) for seed in range(plan.sweep.seed, plan.sweep.seed + plan.sweep.seeds)]
+    """One per seed, or one per repeat and fold."""
+    sweep = plan.sweep
+    if sweep.folds is None:
+        return [SweepTrial(point, seed) for seed in range(sweep.seed, sweep.seed + sweep.seeds)]
+    repeats = range(sweep.seed, sweep.seed + sweep.repeats)
+    return [SweepTrial(point, seed, fold) for seed in repeats for fold in range(sweep.folds)]
+
+
+def describe_trials(plan: SweepPlan) -> str:
+    """`3 seeds`, or `5 folds` with how often they are repeated."""
+    sweep = plan.sweep
+    repeats = f" x {sweep.repeats} repeats" if sweep.repeats > 1 else ""
+    return f"{sweep.seeds} seeds" if sweep.folds is None else f"{sweep.folds} folds{repeats}"
 
 
 def run_sweep_grid(
     plan: SweepPlan, kind: SweepKind, points: list[Point], placement: Placement, callbacks: Sequence[Callback]
 ) -> list[list[TrialResult]]:
-    """The results of each point, one per seed."""
-    trials, seeds = [trial for point in points for trial in trials_of(plan, point)], plan.sweep.seeds
-    logger.info("%d points x %d seeds: %d trials", len(points), seeds, len(trials))
+    """The results of each point, one per seed or fold."""
+    trials, count = [trial for point in points for trial in trials_of(plan, point)], plan.sweep.trials_per_point
+    logger.info("%d points x %s: %d trials", len(points), describe_trials(plan), len(trials))
 
     def remove_worse_runs(index: int, results: dict[int, TrialResult]) -> None:
         finished = {
-            number: [results[first + seed] for seed in range(seeds)]
-            for number, first in enumerate(range(0, len(trials), seeds))
-            if all(first + seed in results for seed in range(seeds))
+            number: [results[first + repetition] for repetition in range(count)]
+            for number, first in enumerate(range(0, len(trials), count))
+            if all(first + repetition in results for repetition in range(count))
         }
-        if index // seeds in finished:
+        if index // count in finished:
             remove_runs(plan, kind, [points[number] for number in finished], list(finished.values()))
 
     results = run_grid(
@@ -245,7 +279,7 @@ def run_sweep_grid(
         format_score=lambda result: f"{kind.metric} {format_trial(kind.metric, result)}",
         on_result=remove_worse_runs,
     )
-    return [results[first : first + seeds] for first in range(0, len(results), seeds)]
+    return [results[first : first + count] for first in range(0, len(results), count)]
 
 
 def run_tpe(
@@ -258,7 +292,8 @@ def run_tpe(
 
     def evaluate(points: list[Point]) -> list[float | None]:
         results = run([trial for point in points for trial in trials_of(plan, point)])
-        by_point = [results[first : first + sweep.seeds] for first in range(0, len(results), sweep.seeds)]
+        count = sweep.trials_per_point
+        by_point = [results[first : first + count] for first in range(0, len(results), count)]
         run.add(points, by_point)
         scores = [scores_of(results) for results in by_point]
         return [None if score is None else (1 if kind.lower else -1) * float(np.mean(score)) for score in scores]
@@ -271,7 +306,7 @@ def run_tpe(
             return False
         return True
 
-    logger.info("%d points proposed by TPE x %d seeds", sweep.sample, sweep.seeds)
+    logger.info("%d points proposed by TPE x %s", sweep.sample, describe_trials(plan))
     with run.explain_interruption():
         tpe_search(plan.grid, sample=sweep.sample, seed=sweep.seed, evaluate=evaluate, is_valid=is_valid)
     if not run.points:
@@ -295,11 +330,12 @@ def run_asha(
         results.update({number: [first] for number, first in zip(numbers, firsts, strict=True)})
         return [None if first["failed"] else first["curve"][:validations][-1][1] for first in firsts]
 
-    logger.info("%d points, the better ones to the end with %d seeds", len(points), plan.sweep.seeds)
+    logger.info("%d points, the better ones to the end with %s", len(points), describe_trials(plan))
     with run.explain_interruption():
         survivors = successive_halving(len(points), reduction=plan.sweep.reduction, evaluate=evaluate)
-        complete, seeds = run([trial for number in survivors for trial in trials[number]]), plan.sweep.seeds
-        results |= {number: complete[i * seeds : (i + 1) * seeds] for i, number in enumerate(survivors)}
+        complete = run([trial for number in survivors for trial in trials[number]])
+        count = plan.sweep.trials_per_point
+        results |= {number: complete[i * count : (i + 1) * count] for i, number in enumerate(survivors)}
         run.add([points[number] for number in survivors], [results[number] for number in survivors])
     return [results[number] for number in range(len(points))]
 
@@ -349,7 +385,7 @@ def remove_runs(
     best = ranking(results_by_point, lower=kind.lower)[0]
     for number, (point, results) in enumerate(zip(points, results_by_point, strict=True)):
         for result in results:
-            trial = SweepTrial(point, result["seed"])
+            trial = SweepTrial(point, result["seed"], result.get("fold"))
             is_best = number == best and best_seed in (None, trial.seed)
             if not is_best and not result["kept"]:
                 kind.run_folder(trial).remove()
@@ -363,7 +399,10 @@ def keep_best(
     placement: Placement,
     callbacks: Sequence[Callback],
 ) -> SweepTrial | None:
-    """The best trial of the best point. Its run is kept; it is trained again if its weights were removed earlier."""
+    """The best trial of the best point. Its run is kept; it is trained again if its weights were removed earlier.
+
+    After a cross-validation, the best point is trained once more, on the rows of all folds.
+    """
     best = ranking(results_by_point, lower=kind.lower)[0]
     sign = 1 if kind.lower else -1
     scores = {
@@ -373,12 +412,27 @@ def keep_best(
     }
     if not scores:
         return None
+    if plan.sweep.folds is not None:
+        trial = SweepTrial(points[best], plan.sweep.seed)
+        logger.info("training the best point on all rows (%s)", point_label(points[best]))
+        train_again(plan, kind, trial, placement, callbacks)
+        for point in points if not plan.sweep.keep else ():
+            if point is not points[best]:  # which may have been the best one of an earlier call
+                kind.run_folder(SweepTrial(point, plan.sweep.seed)).remove()
+        return trial
     with_run = [seed for seed in scores if kind.run_folder(SweepTrial(points[best], seed)).is_finished()]
     trial = SweepTrial(points[best], min(with_run or scores, key=scores.__getitem__))
     if not with_run:
         logger.info("training the best trial again (%s): its weights were not kept", trial.label)
-        with explain_interruption(lambda: f"all trials are saved in {kind.folder}"):
-            trainable = SweepTrainable(kind, plan.sweep.keep, needs_run=True, callbacks=callbacks)
-            list(placement.execute(trainable, [trial]))
+        train_again(plan, kind, trial, placement, callbacks)
     remove_runs(plan, kind, points, results_by_point, best_seed=trial.seed)
     return trial
+
+
+def train_again(
+    plan: SweepPlan, kind: SweepKind, trial: SweepTrial, placement: Placement, callbacks: Sequence[Callback]
+) -> None:
+    """Train a trial whose run is needed, unless it is there."""
+    with explain_interruption(lambda: f"all trials are saved in {kind.folder}"):
+        trainable = SweepTrainable(kind, plan.sweep.keep, needs_run=True, callbacks=callbacks)
+        list(placement.execute(trainable, [trial]))

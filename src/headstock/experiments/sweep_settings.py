@@ -31,6 +31,9 @@ class SweepSettings:
     columns: tuple[str, ...] = ()  # column names of the files, such as text=review
     tokenizer: str | None = None  # file of an existing tokenizer
     seeds: int = 3  # trials per point
+    folds: int | None = config.added(None)  # of a cross-validation of fine-tuning, instead of seeds
+    repeats: int = config.added(1)  # of the cross-validation, each with other folds
+    out_of_fold: Literal["best", "all"] = config.added("best")  # points whose out-of-fold predictions are saved
     seed: int = 0  # the first seed; also seeds the random sample of points
     sample: int | None = None  # number of points to sample from the grid; default: all
     # how points are chosen: all of them, at random, by TPE, or at random with the worse ones stopped early (ASHA);
@@ -43,9 +46,14 @@ class SweepSettings:
     def __post_init__(self) -> None:
         problems = [
             (name, f"must be 1 or more, not {value}")
-            for name, value in (("seeds", self.seeds), ("sample", self.sample))
+            for name, value in (("seeds", self.seeds), ("sample", self.sample), ("repeats", self.repeats))
             if value is not None and value < 1
         ]
+        if self.folds is not None and self.folds < 2:
+            problems.append(("folds", f"must be 2 or more, not {self.folds}"))
+        for name, is_set in (("repeats", self.repeats > 1), ("out_of_fold", self.out_of_fold != "best")):
+            if is_set and self.folds is None:
+                problems.append((name, "applies to cross-validation, which needs --folds"))
         if self.reduction < 2:
             problems.append(("reduction", f"must be 2 or more, not {self.reduction}"))
         if self.method in ("random", "tpe", "asha") and self.sample is None:
@@ -54,6 +62,11 @@ class SweepSettings:
             problems.append(("method", f"grid trains all points, so it conflicts with --sample {self.sample}"))
         if problems:
             raise ConfigError(problems)
+
+    @property
+    def trials_per_point(self) -> int:
+        """The number of seeds, or of folds in all repeats."""
+        return self.seeds if self.folds is None else self.folds * self.repeats
 
     @property
     def search_method(self) -> str:
@@ -129,6 +142,8 @@ def make_plan(
     for name in ("corpus", "valid"):
         if isinstance(merged.get(name), str):
             merged[name] = [merged[name]]
+    if merged.get("folds") is not None and "seeds" in merged:
+        raise UserError("--seeds: conflicts with --folds, which trains one model per fold; repeat it with --repeats")
     sweep = config.from_dict(SweepSettings, merged, prefix="sweep")
     if sweep.corpus and sweep.run:
         raise UserError(f"--run {sweep.run}: cannot be combined with text; a sweep either pretrains or fine-tunes")

@@ -21,9 +21,20 @@ from headstock.report.sweep_points import (
     sorted_values,
     values_of,
 )
-from headstock.tasks.labelled import LabelledTask
 
-CELL_KEYS = ("settings", "seed", "score", "metrics", "steps", "seconds", "parameters", "curve", "failed", "pruned")
+CELL_KEYS = (
+    "settings",
+    "seed",
+    "fold",
+    "score",
+    "metrics",
+    "steps",
+    "seconds",
+    "parameters",
+    "curve",
+    "failed",
+    "pruned",
+)
 BINS = 3  # of the values sampled from a range, to compare their means
 SHOWN_FAILURES = 8
 METHODS = {
@@ -47,9 +58,9 @@ def summarize_sweep(
     """The contents of results.json."""
     order = ranking(results_by_point, lower=kind.lower)
     best_results = results_by_point[order[0]]
-    ranked = [describe_point(kind.task, points[index], results_by_point[index], best_results) for index in order]
+    ranked = [describe_point(kind, points[index], results_by_point[index], best_results) for index in order]
     marginals = {
-        key: marginal(key, values, points, results_by_point, binned=isinstance(plan.grid.get(key), Range))
+        key: marginal(kind, key, values, points, results_by_point, binned=isinstance(plan.grid.get(key), Range))
         for key, values in values_of(points).items()
         if len(values) > 1
     }
@@ -67,7 +78,10 @@ def summarize_sweep(
         "pruning": describe_pruning(plan, kind, results_by_point),
         "importances": importances(plan, points, results_by_point),
         "seed": plan.sweep.seed,
-        "seeds": plan.sweep.seeds,
+        "seeds": plan.sweep.trials_per_point,
+        "unit": "seed" if plan.sweep.folds is None else "fold",
+        "folds": plan.sweep.folds,
+        "repeats": plan.sweep.repeats,
         "seconds": total_seconds(seconds, trials),
         "settings": {"sweep": config.to_dict(plan.sweep), "grid": describe_grid(plan), plan.kind: base_settings(plan)},
         "data": kind.describe_data(),
@@ -114,7 +128,8 @@ def describe_pruning(
     complete = [result["steps"] for results in results_by_point for result in results if scores_of([result])]
     rungs = rung_validations(plan.sweep.reduction)
     # a point that was pruned would have taken as many steps as the mean of the others
-    full = round(float(np.mean(complete)) * len(results_by_point) * plan.sweep.seeds) if complete else None
+    trials = len(results_by_point) * plan.sweep.trials_per_point
+    full = round(float(np.mean(complete)) * trials) if complete else None
     return {
         "points": len(pruned),
         "of": len(results_by_point),
@@ -178,13 +193,15 @@ def pruned_at(results: list[TrialResult]) -> dict[str, Any] | None:
 
 
 def describe_point(
-    task: LabelledTask | None, point: Point, results: list[TrialResult], best: list[TrialResult]
+    kind: SweepKind, point: Point, results: list[TrialResult], best: list[TrialResult]
 ) -> dict[str, Any]:
     scores, parameters = scores_of(results), [result["parameters"] for result in results if result["parameters"]]
-    gap = paired_difference(task, results, best) if scores and scores_of(best) and results is not best else None
+    gap = None
+    if scores and scores_of(best) and results is not best:
+        gap = paired_difference(kind.task, results, best, overlap=kind.overlap)
     return {
         "settings": point,
-        **(score_interval(task, results)._asdict() if scores else FAILED),
+        **(score_interval(kind.task, results, overlap=kind.overlap)._asdict() if scores else FAILED),
         "seeds": len(results),
         "failed": sum(1 for result in results if result["failed"]),
         "pruned": pruned_at(results),
@@ -208,7 +225,13 @@ def describe_best(kind: SweepKind, best: SweepTrial, ranked: list[dict[str, Any]
 
 
 def marginal(
-    key: str, values: list[Any], points: list[Point], results_by_point: list[list[TrialResult]], *, binned: bool
+    kind: SweepKind,
+    key: str,
+    values: list[Any],
+    points: list[Point],
+    results_by_point: list[list[TrialResult]],
+    *,
+    binned: bool,
 ) -> list[dict[str, Any]]:
     """The mean over all points with each value; values sampled from a range are binned."""
     rows = []
@@ -219,7 +242,8 @@ def marginal(
             for point, results in zip(points, results_by_point, strict=True)
             if canonical(point[key]) in members and (point_scores := scores_of(results))
         ]
-        mean = t_interval(np.mean(scores, axis=0).tolist())._asdict() if scores else FAILED
+        means = np.mean(scores, axis=0).tolist() if scores else []
+        mean = t_interval(means, overlap=kind.overlap or 0.0)._asdict() if scores else FAILED
         ends = {"from": group[0], "to": group[-1]} if len(group) > 1 else {}
         rows.append({"value": group[len(group) // 2], **mean, "points": len(scores), **ends})
     return rows
@@ -249,7 +273,13 @@ def pruning_note(plan: SweepPlan, pruning: dict[str, Any]) -> str:
 
 def notes(plan: SweepPlan, results: dict[str, Any]) -> list[str]:
     lines = []
-    if plan.kind == "finetune":
+    if plan.sweep.folds is not None:
+        lines.append(
+            "Points are ranked on rows that their models were not trained on, and intervals allow for the training "
+            "rows that folds share (corrected resampled t-test). The score of the best of many points is still "
+            "optimistic: evaluate its run, which is trained on all rows, once on others."
+        )
+    elif plan.kind == "finetune":
         lines.append(
             "Points are ranked on the validation rows, which also selected the epochs; no test row was used. The best "
             "score is optimistic: evaluate the selected run once on rows that played no part in the selection."
@@ -258,7 +288,7 @@ def notes(plan: SweepPlan, results: dict[str, Any]) -> list[str]:
         lines.append("The best point was selected on the validation text shown here, so its score is optimistic.")
         if any(key.startswith("task.") for key in plan.grid):
             lines.append("Settings of the objective vary, so losses also differ because the objectives differ.")
-    if plan.sweep.seeds < 2:
+    if plan.sweep.trials_per_point < 2:
         lines.append(SINGLE_SEED)
     if plan.sweep.sample is not None and len(results["marginals"]) > 1:
         how = "proposed by TPE, more where scores were good" if results["method"] == "tpe" else "sampled at random"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from headstock import __version__
@@ -19,7 +20,7 @@ from headstock.data.urls import is_url
 from headstock.errors import DivergenceError, UserError
 from headstock.experiments.grid import Outcome, ResultCache, Trainable, TrialResult, trial_run
 from headstock.experiments.sweep_settings import SweepPlan
-from headstock.experiments.trial_evaluation import fit_run, serialize_metric
+from headstock.experiments.trial_evaluation import compact_list, fit_run, serialize_metric
 from headstock.io import fingerprint, sha256
 from headstock.report.sweep_points import Point, point_file_name, point_label
 from headstock.tasks.base import TASKS
@@ -52,14 +53,16 @@ FIXED_SETTINGS = {  # settings that a sweep of fine-tuning chooses itself
 class SweepTrial:
     point: Point
     seed: int
+    fold: int | None = None  # of a cross-validation, whose repeats have a seed each
 
     @property
     def name(self) -> str:
-        return f"{point_file_name(self.point)}-{self.seed}"
+        return f"{point_file_name(self.point)}-{self.seed}" + ("" if self.fold is None else f"-fold{self.fold}")
 
     @property
     def label(self) -> str:
-        return f"{point_label(self.point)[:MAX_LABEL]}  seed {self.seed}"
+        fold = "" if self.fold is None else f"  fold {self.fold + 1}"
+        return f"{point_label(self.point)[:MAX_LABEL]}  seed {self.seed}{fold}"
 
 
 class SweepKind(ABC):
@@ -69,6 +72,7 @@ class SweepKind(ABC):
     continues: ClassVar[bool]  # whether a stopped trial continues from a checkpoint instead of starting again
     metric: str  # by which points are ranked
     task: LabelledTask | None = None  # computes metrics per row; None for pretraining
+    overlap: float | None = None  # of a cross-validation: the rows that score a model over those that train it
 
     def __init__(self, plan: SweepPlan, folder: Path, device: torch.device):
         self.plan, self.folder, self.device = plan, folder, device
@@ -105,8 +109,12 @@ class SweepKind(ABC):
     def complete(self, config: RunConfig) -> RunConfig:
         """The settings with those inferred from the data."""
 
+    def config_of(self, trial: SweepTrial) -> RunConfig:
+        """The complete settings of a trial."""
+        return self.complete(self.configure(trial.point, trial.seed))
+
     @abstractmethod
-    def key(self, config: RunConfig) -> str:
+    def key(self, trial: SweepTrial, config: RunConfig) -> str:
         """A fingerprint of everything that can change the result: settings, data and weights."""
 
     @abstractmethod
@@ -163,8 +171,8 @@ def run_trial(
     the trial is not trained, and None if it would have to be.
     """
     cache, run = ResultCache(kind.folder), kind.run_folder(trial)
-    config = kind.complete(kind.configure(trial.point, trial.seed))
-    key, cached = kind.key(config), cache.read(trial)
+    config = kind.config_of(trial)
+    key, cached = kind.key(trial, config), cache.read(trial)
     keep = keep or (cached.get("key") == key and cached["kept"])
 
     def train() -> TrialResult:
@@ -190,7 +198,16 @@ def run_trial(
             run.remove()
         elif not stopped:
             run.remove_checkpoints()
-        return {"settings": trial.point, "seed": trial.seed, **result, "failed": failure, "kept": keep, **stopped}
+        fold = {} if trial.fold is None else {"fold": trial.fold}
+        return {
+            "settings": trial.point,
+            "seed": trial.seed,
+            **fold,
+            **result,
+            "failed": failure,
+            "kept": keep,
+            **stopped,
+        }
 
     def is_complete(cached: TrialResult) -> bool:
         if cached.get("pruned"):
@@ -334,7 +351,7 @@ class Pretraining(SweepKind):
         TASKS.get(config.objective)(config.task, tokenizer)  # refuses a tokenizer without the special tokens it needs
         return resolve.with_vocabulary(config, tokenizer)
 
-    def key(self, config: RunConfig) -> str:
+    def key(self, trial: SweepTrial, config: RunConfig) -> str:
         settings, paths = config.plain(for_key=True), ("corpus", "valid")
         settings["data"] = {name: value for name, value in settings["data"].items() if name not in paths}
         tokenizer, _ = self.tokenizer_of(config)
@@ -399,7 +416,7 @@ class Finetuning(SweepKind):
         first = configs[0]
         if first.data.test:
             raise UserError(f"data.test: cannot be set: {FIXED_SETTINGS['test']}")
-        self.splits = read_splits(first.data, self.task_class, first.task, seed=self.plan.sweep.seed)
+        self.read_rows(first)
         self.task = self.task_class(self.complete(first).task, self.tokenizer)
         self.metric, self.lower = self.task.primary_metric, not is_score(self.task.primary_metric)
         for records in (self.splits.train, self.splits.valid):
@@ -408,33 +425,53 @@ class Finetuning(SweepKind):
             self.source.check_weights_exist()
             self.weights_hash = sha256(self.source.weights_file)
 
+    def read_rows(self, first: RunConfig) -> None:
+        """Read the rows of all trials, by the settings of the first point."""
+        self.splits = read_splits(first.data, self.task_class, first.task, seed=self.plan.sweep.seed)
+
+    def splits_of(self, trial: SweepTrial, config: RunConfig) -> LabelledSplits:
+        """The rows of a trial: to train on, to validate on, and if they are others, to score it by."""
+        return self.splits
+
     def complete(self, config: RunConfig) -> RunConfig:
         return resolve.resolve_with_data(config, self.splits.train)
 
-    def key(self, config: RunConfig) -> str:
+    def key(self, trial: SweepTrial, config: RunConfig) -> str:
         settings = config.plain(for_key=True)
         settings.pop("data")  # the rows count, not their path
         settings["transfer"].pop("run")
         weights = None if config.transfer.init == "scratch" else self.weights_hash
         parts = {"tokenizer": self.tokenizer.fingerprint, "weights": weights}
-        return versioned_fingerprint({"rows": self.splits.fingerprint(), "settings": settings, **parts})
+        rows = self.splits_of(trial, config).fingerprint()
+        return versioned_fingerprint({"rows": rows, "settings": settings, **parts})
 
     def train(self, trial: SweepTrial, config: RunConfig, callbacks: Sequence[Callback]) -> TrialResult:
-        train, valid, distributed = self.splits.train, self.splits.valid, DistributedContext(self.device)
+        splits, distributed = self.splits_of(trial, config), DistributedContext(self.device)
         fitted, data = fit_run(
-            self.source, self.task_class, config, train, valid, distributed=distributed, callbacks=callbacks
+            self.source,
+            self.task_class,
+            config,
+            splits.train,
+            splits.valid,
+            distributed=distributed,
+            callbacks=callbacks,
         )
         task = fitted.task
-        outputs = fitted.outputs(data.valid, dtype=config.train.dtype)
-        metric, metrics = task.primary_metric, metrics_with_intervals(task, data.valid, outputs)
-        splits = LabelledSplits(train, valid, None)
-        save_fit(self.run_folder(trial), config, fitted, splits, distributed)
+        scored = data.valid if splits.test is None else task.prepare(splits.test)
+        outputs = fitted.outputs(scored, dtype=config.train.dtype)
+        metric, metrics = task.primary_metric, metrics_with_intervals(task, scored, outputs)
+        if trial.fold is None or self.plan.sweep.keep:
+            save_fit(self.run_folder(trial), config, fitted, splits, distributed)
+        stored = {}
+        if trial.fold is not None and task.predicts_classes:
+            stored = {"outputs": [compact_list(row) for row in np.stack(outputs).tolist()]}
         return {
             "metrics": {name: value for name, value in metrics.items() if name != "intervals"},
             "curves": {"loss": [[row["step"], row["valid_loss"]] for row in fitted.epochs]},
             "parameters": parameter_counts(fitted, frozen=config.transfer.freeze)["total"],
             "steps": fitted.state.step,
-            "tallies": {metric: serialize_metric(task.row_metrics(data.valid, outputs)[metric])},
+            "tallies": {metric: serialize_metric(task.row_metrics(scored, outputs)[metric])},
+            **stored,
         }
 
     def describe_data(self) -> dict[str, Any]:

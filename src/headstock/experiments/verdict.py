@@ -220,7 +220,7 @@ def sweep_verdict(results: dict[str, Any]) -> str:
 
 
 def _second_best(results: dict[str, Any]) -> str:
-    metric, second = results["metric"], results["best"]["second"]
+    metric, second, unit = results["metric"], results["best"]["second"], results.get("unit", "seed")
     if second is None:
         return "; there is no other point to compare with"
     gap, name = format_difference(metric, abs(second["mean"])), point_label(second["settings"])
@@ -231,11 +231,11 @@ def _second_best(results: dict[str, Any]) -> str:
     low, high = sorted(abs(end) if second["clear"] else end for end in (second["low"], second["high"]))
     if second["clear"]:
         span = format_difference_range(metric, low, high)
-        return f"; it is clearly better than the second best, {name}, by {gap} (95% CI {span}, paired by seed)"
+        return f"; it is clearly better than the second best, {name}, by {gap} (95% CI {span}, paired by {unit})"
     if results["better"] == "higher":
         low, high = -high, -low
     span = format_difference_range(metric, low, high)
-    return f"; it is not clearly better than the second best, {name}: {gap} ahead (95% CI {span}, paired by seed)"
+    return f"; it is not clearly better than the second best, {name}: {gap} ahead (95% CI {span}, paired by {unit})"
 
 
 def _most_important(results: dict[str, Any]) -> str:

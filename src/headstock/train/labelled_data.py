@@ -51,35 +51,63 @@ class LabelledSplits:
 
 def read_splits(settings: LabelledSettings, task: type[LabelledTask], config: Any, *, seed: int) -> LabelledSplits:
     """Read the files of a run; without a validation file, some training rows are held out."""
-    if not settings.train:
-        raise UserError("no labelled texts to train on: name a file with --train")
-    columns = parse_columns(",".join(settings.columns)) if settings.columns else None
-    warnings: list[str] = []
-
-    def read(path: str, *, strict: bool = True) -> Records:
-        rows = task.read_file(path, config=config, columns=columns, strict=strict, skip_blank=settings.skip_blank)
-        if rows.skipped:
-            plural = "row" if rows.skipped == 1 else "rows"
-            warnings.append(f"{rows.source}: {rows.skipped:,} blank {plural} skipped")
-        return rows
-
-    train = require_labels(read(settings.train), task.target, "to train on")
-    warnings += task.check_training_labels(config, train)  # of the whole file, before rows are held out
-    test = read(settings.test, strict=False) if settings.test else None
+    train, valid, warnings = read_labelled(settings, task, config)
+    test = read_rows(settings.test, settings, task, config, warnings, strict=False) if settings.test else None
     if test is not None and not test.has_labels:
         logger.info(f"{test.source} has no labels: it is predicted, not evaluated")
-    valid = require_labels(read(settings.valid), task.target, "to validate on") if settings.valid else None
     for line in warnings:
         logger.info(f"warning: {line}")
     if valid is not None:
         return LabelledSplits(train, valid, test, tuple(warnings))
+    remaining, held = hold_out_rows(train, settings, task, config, seed=seed)
+    logger.info(f"no --valid file: {len(held):,} of {len(train):,} rows of {train.source} are held out for validation")
+    return LabelledSplits(remaining, held, test, tuple(warnings))
+
+
+def read_labelled(
+    settings: LabelledSettings, task: type[LabelledTask], config: Any
+) -> tuple[Records, Records | None, list[str]]:
+    """The training rows, the validation rows if there is a file of them, and warnings."""
+    if not settings.train:
+        raise UserError("no labelled texts to train on: name a file with --train")
+    warnings: list[str] = []
+    train = require_labels(read_rows(settings.train, settings, task, config, warnings), task.target, "to train on")
+    warnings += task.check_training_labels(config, train)  # of the whole file, before rows are held out
+    valid = None
+    if settings.valid:
+        rows = read_rows(settings.valid, settings, task, config, warnings)
+        valid = require_labels(rows, task.target, "to validate on")
+    return train, valid, warnings
+
+
+def read_rows(
+    path: str,
+    settings: LabelledSettings,
+    task: type[LabelledTask],
+    config: Any,
+    warnings: list[str],
+    *,
+    strict: bool = True,
+) -> Records:
+    """The rows of a file; blank ones that are skipped add to the warnings."""
+    columns = parse_columns(",".join(settings.columns)) if settings.columns else None
+    rows = task.read_file(path, config=config, columns=columns, strict=strict, skip_blank=settings.skip_blank)
+    if rows.skipped:
+        plural = "row" if rows.skipped == 1 else "rows"
+        warnings.append(f"{rows.source}: {rows.skipped:,} blank {plural} skipped")
+    return rows
+
+
+def hold_out_rows(
+    train: Records, settings: LabelledSettings, task: type[LabelledTask], config: Any, *, seed: int
+) -> tuple[Records, Records]:
+    """The training rows without a stratified sample of them, and that sample."""
     separator = getattr(config, "separator", None)
     held = hold_out(train, settings.valid_fraction, seed=seed, separator=separator, strata=task.strata(train))
     if not 0 < len(held) < len(train):
         raise UserError(f"{train.source}: {len(train)} rows are too few to hold some out; name a --valid file")
-    logger.info(f"no --valid file: {len(held):,} of {len(train):,} rows of {train.source} are held out for validation")
     remaining = train.select(row for row in range(len(train)) if row not in held)
-    return LabelledSplits(remaining, train.select(sorted(held)), test, tuple(warnings))
+    return remaining, train.select(sorted(held))
 
 
 def hold_out(

@@ -38,6 +38,7 @@ COMMANDS = [
     f"finetune --task answer --preset bert-nano --train squad.jsonl --valid squad.jsonl --out squad {TINY} {QUICK}",
     f"finetune --task translate --preset seq2seq-nano --train pairs.csv --valid pairs.csv --out en-fr {TINY} {QUICK}",
     f"distil bert --teacher reviews --text corpus.txt {FILES} --out student --rows 20 {QUICK}",
+    f"ensemble reviews --tfidf {FILES} --out together",
     f"compare bert {FILES} --labels 16 --seeds 2 --out answer {QUICK}",
     f"sweep corpus.txt --preset gpt-nano --steps 5 --grid lr=1e-3,2e-3 --seeds 2 --out grid {TINY}",
     "report answer",

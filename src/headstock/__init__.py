@@ -14,6 +14,7 @@ _HOMES = {
     "pretrain": "headstock.train.pretrain",
     "finetune": "headstock.train.finetune",
     "distil": "headstock.experiments.distil",
+    "ensemble": "headstock.experiments.ensemble",
     "lr_find": "headstock.train.lr_finder",
     "compare": "headstock.experiments.compare",
     "sweep": "headstock.experiments.sweep",

@@ -153,6 +153,12 @@ def item_interval(
     return Interval(float(mean), *_item_bounds(mean, resampled[:, 0], numerators.shape[0], _bounds(numerators)))
 
 
+def item_difference(a: NDArray, b: NDArray, *, key: Key = ()) -> Interval:
+    """The score of one trained model minus that of another on the same items, (N,) both: paired by item."""
+    (mean,), resampled = _resampled_scores((np.asarray(a, dtype=float) - np.asarray(b, dtype=float))[None], None, key)
+    return Interval(float(mean), *_item_bounds(mean, resampled[:, 0], len(a), (-1.0, 1.0)))
+
+
 def _bounds(metric: NDArray | SufficientStatistics) -> tuple[float, float]:
     """The lowest and the highest possible score; a ratio of counts is between 0 and 1."""
     return metric.bounds if isinstance(metric, SufficientStatistics) else (0.0, 1.0)

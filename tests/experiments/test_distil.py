@@ -9,7 +9,8 @@ import pytest
 import headstock
 from headstock.data.labelled_texts import read_records
 from headstock.errors import UserError
-from headstock.experiments.distil import closest_texts, combine, distil, fit_weights
+from headstock.experiments.distil import closest_texts, distil
+from headstock.experiments.ensemble_weights import combine, fit_weights
 from headstock.train.labelled_data import LabelledSplits
 from headstock.train.run_folder import RunFolder
 from tests.commands import verb_result

@@ -18,7 +18,7 @@ def distil(
     settings: FinetuneSettings,
     columns: Columns,
     run: Annotated[str, typer.Argument(help="Pretrained run that becomes the student.")],
-    teacher: Annotated[list[str] | None, "Fine-tuned classifier to learn from; repeatable."] = None,
+    teacher: Annotated[list[str] | None, "Classifier to learn from, repeatable; or one ensemble."] = None,
     text: Annotated[list[str] | None, "Unlabelled text: files, folders, globs or URLs; repeatable."] = None,
     train: Annotated[Path | None, "Labelled training rows."] = None,
     valid: Annotated[Path | None, "Labelled validation rows; else some training rows are held out."] = None,

@@ -18,9 +18,10 @@ from headstock.data.corpus import read_corpus
 from headstock.data.records import Records
 from headstock.errors import UserError
 from headstock.experiments.arms.tfidf import TfidfClassifier
+from headstock.experiments.ensemble import Ensemble, check_members, class_probabilities, is_ensemble, load_ensemble
+from headstock.experiments.ensemble_weights import accuracy, combine, fit_weights
 from headstock.inference.pipeline import Pipeline, load
 from headstock.io import cache_folder, fingerprint, write_text
-from headstock.tasks.calibration import softmax
 from headstock.tasks.soft_labels import PROBABILITIES
 from headstock.train.callbacks import Callback
 from headstock.train.finetune import finetune
@@ -34,7 +35,6 @@ logger = logging.getLogger(__name__)
 TFIDF = "tfidf"  # the name of the teacher that is fitted here
 ROWS_PER_LABEL = 10  # unlabelled texts per labelled one
 MIN_CHARACTERS, MAX_CHARACTERS = 40, 2000  # of an unlabelled text; longer ones are cut
-MIN_PROBABILITY = 1e-6  # in logarithms
 DOMAIN_WORDS = 50_000
 READING = ("valid_fraction", "skip_blank")  # settings of how rows are read
 
@@ -70,16 +70,16 @@ def distil(
 
     The student reads the labelled rows, and the `rows` texts of `text` that are most like them (ten per labelled row
     unless given), with the teachers' combined probabilities. The weights of the teachers are fitted on the validation
-    rows. The result is a run like any other.
+    rows; those of an ensemble, which `headstock ensemble` has made, are its own. The result is a run like any other.
     """
-    pipelines = {str(name): load(name, device=device) for name in teachers}
-    first = next(iter(pipelines.values()), None)
-    if first is None:
+    if not teachers:
         raise UserError("no teachers: name at least one fine-tuned classifier with --teacher")
-    task = first.classification_task()
+    together = open_ensemble(teachers, device=device)
+    pipelines = {} if together else {str(name): load(name, device=device) for name in teachers}
+    task = together.task if together else next(iter(pipelines.values())).classification_task()
     if not task.row_is_text or not task.linear_classes or getattr(task, "multilabel", False):
-        raise UserError(f"{first.run}: distils classifiers of single texts, not a {task.title}")
-    classes = check_same_classes(pipelines)
+        raise UserError(f"{teachers[0]}: distils classifiers of single texts, not a {task.title}")
+    classes = tuple((task if together else check_members(pipelines)).config.classes)
     options = settings or {}
     data = LabelledSettings(
         train=str(train),
@@ -91,12 +91,17 @@ def distil(
     seed = int(options.get("train.seed", options.get("seed", 0)))
     splits = read_splits(data, labelled_task(task.name), task.config, seed=seed)
     pool = closest_texts(splits, text, rows or ROWS_PER_LABEL * len(splits.train), seed=seed)
-    combined = [neural_teacher(name, pipeline, classes, splits.valid, pool) for name, pipeline in pipelines.items()]
-    del pipelines, first
-    if tfidf:
-        combined.append(tfidf_teacher(classes, splits, pool, seed=seed))
+    models: dict[str, Pipeline | TfidfClassifier] = {**(together.classifiers if together else pipelines)}
+    if tfidf and not together:
+        models[TFIDF] = fit_tfidf(classes, splits, seed=seed)
+    texts = Records("text", list(range(len(pool))), {"text": pool})
+    combined = [
+        Teacher(name, *(class_probabilities(model, rows, classes) for rows in (splits.valid, texts)))
+        for name, model in models.items()
+    ]
+    del models, pipelines
     truth = np.array([classes.index(label) for label in splits.valid.labels or []])
-    weights = fit_weights([teacher.valid for teacher in combined], truth)
+    weights = together.weights if together else fit_weights([teacher.valid for teacher in combined], truth)
     facts: dict[str, Any] = {
         "teachers": [
             {"name": teacher.name, "weight": round(float(weight), 4), "valid_accuracy": accuracy(teacher.valid, truth)}
@@ -130,14 +135,14 @@ def distil(
     return results
 
 
-def check_same_classes(pipelines: dict[str, Pipeline]) -> tuple[str, ...]:
-    """The classes of all teachers, in the order of the first one's."""
-    known = {name: tuple(pipeline.classification_task().config.classes) for name, pipeline in pipelines.items()}
-    (first, classes), *others = known.items()
-    for name, own in others:
-        if set(own) != set(classes):
-            raise UserError(f"{name}: its classes are {', '.join(own)}, those of {first} are {', '.join(classes)}")
-    return classes
+def open_ensemble(teachers: Sequence[str | Path], *, device: str) -> Ensemble | None:
+    """The ensemble that is the only teacher; None if the teachers are classifiers."""
+    folder = next((name for name in teachers if is_ensemble(name)), None)
+    if folder is None:
+        return None
+    if len(teachers) > 1:
+        raise UserError(f"{folder}: is an ensemble with weights of its own, and the only teacher; name no other")
+    return load_ensemble(folder, device=device)
 
 
 # Texts
@@ -173,45 +178,11 @@ def normalize(text: str) -> str:
 # Teachers
 
 
-def neural_teacher(
-    name: str, pipeline: Pipeline, classes: Sequence[str], valid: Records, pool: Sequence[str]
-) -> Teacher:
-    order = [pipeline.classification_task().config.classes.index(label) for label in classes]
-    return Teacher(name, pipeline.probabilities(valid)[:, order], pipeline.probabilities(pool)[:, order])
-
-
-def tfidf_teacher(classes: Sequence[str], splits: LabelledSplits, pool: Sequence[str], *, seed: int) -> Teacher:
-    rows, valid = splits.train, splits.valid.display_texts
-    numbers = [np.array([classes.index(label) for label in part.labels or []]) for part in (rows, splits.valid)]
-    model = TfidfClassifier(classes).fit(rows.display_texts, numbers[0], valid, numbers[1], seed=seed)
-    return Teacher(TFIDF, model.probabilities(valid), model.probabilities(pool))
-
-
-def combine(probabilities: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
-    """(N, C) the product of the teachers' probabilities, each to the power of its weight, normalized."""
-    logs = [np.log(np.maximum(part, MIN_PROBABILITY)) for part in probabilities]
-    return softmax(np.einsum("t,tnc->nc", weights, np.stack(logs)))
-
-
-def fit_weights(probabilities: Sequence[np.ndarray], truth: np.ndarray) -> np.ndarray:
-    """(T,) weights of 0 or more with the least negative log-likelihood of the true classes.
-
-    They need not sum to one: the probabilities of overconfident teachers are softened.
-    """
-    from scipy.optimize import minimize
-
-    count, rows = len(probabilities), np.arange(len(truth))
-
-    def loss(weights: np.ndarray) -> float:
-        likelihood = combine(probabilities, weights)[rows, truth]
-        return float(-np.log(np.maximum(likelihood, MIN_PROBABILITY)).mean())
-
-    start = np.full(count, 1 / count)
-    return minimize(loss, start, bounds=[(0.0, None)] * count, method="L-BFGS-B").x
-
-
-def accuracy(probabilities: np.ndarray, truth: np.ndarray) -> float:
-    return round(float((probabilities.argmax(1) == truth).mean()), 6)
+def fit_tfidf(classes: Sequence[str], splits: LabelledSplits, *, seed: int) -> TfidfClassifier:
+    rows, valid = splits.train, splits.valid
+    numbers = [np.array([classes.index(label) for label in part.labels or []]) for part in (rows, valid)]
+    model = TfidfClassifier(classes)
+    return model.fit(rows.display_texts, numbers[0], valid.display_texts, numbers[1], seed=seed)
 
 
 # Files, in the cache: a resumed run finds them by their content

@@ -94,7 +94,8 @@ def sweep_table(results: dict[str, Any]) -> "Table":
     metric, settings = results["metric"], results["points"][0]["settings"]
     columns = {"": True} | {key: is_number(value) for key, value in settings.items()}
     columns |= dict.fromkeys((metric_name(metric), "gap to the best", "time"), True)
-    title = f"{metric_name(metric)} ({results['better']} is better), {results['seeds']} seeds per point"
+    trials = f"{results['seeds']} {results.get('unit', 'seed')}s per point"
+    title = f"{metric_name(metric)} ({results['better']} is better), {trials}"
     if results["method"] != "grid":
         title = f"{results['points_are']}: {title}"
     table = make_table(title, columns)
@@ -102,6 +103,23 @@ def sweep_table(results: dict[str, Any]) -> "Table":
         values = (escape(format_value(row["settings"][key])) for key in settings)
         score = score_cell(metric, row["mean"], row, is_best=rank == 1)
         table.add_row(str(rank), *values, score, gap_to_best(results, row), f"{row['seconds']:.1f} s")
+    return table
+
+
+def ensemble_table(results: dict[str, Any]) -> "Table":
+    """The members of an ensemble and all of them together, with their accuracies."""
+    splits = [split for split in ("valid", "test") if split in results]
+    columns = {"member": False, "weight": True} | dict.fromkeys((f"{split} accuracy" for split in splits), True)
+    table = make_table(f"weights fitted on {results['fitted_on']}", columns)
+
+    def accuracies(part: dict[str, Any], key: str = "") -> list[str]:
+        scores = [part[split][key] if key else part[split] for split in splits]
+        return [f"{100 * s['mean']:.1f} ({100 * s['low']:.1f} to {100 * s['high']:.1f})" for s in scores]
+
+    for member in results["members"]:
+        table.add_row(escape(member["name"]), f"{member['weight']:.2f}", *accuracies(member))
+    table.add_row("together", "", *accuracies(results, "ensemble"))
+    table.add_row("gain over the best member", "", *accuracies(results, "gain"))
     return table
 
 

@@ -1,14 +1,15 @@
-"""Writes the report of a folder: of a run, a fine-tuned run, a comparison or a sweep."""
+"""Writes the report of a folder: of a run, a fine-tuned run, a comparison, a sweep or an ensemble."""
 
 from pathlib import Path
 
 from headstock.errors import UserError
 from headstock.report.compare_page import compare_page
+from headstock.report.ensemble_page import ensemble_page
 from headstock.report.run_page import finetune_page, run_page
 from headstock.report.sweep_page import sweep_page
 from headstock.train.run_folder import RunFolder
 
-PAGES = {"finetune": finetune_page, "compare": compare_page, "sweep": sweep_page}
+PAGES = {"finetune": finetune_page, "compare": compare_page, "sweep": sweep_page, "ensemble": ensemble_page}
 
 
 def write_report(folder: Path, samples: list[str] | None = None) -> Path:
@@ -25,5 +26,5 @@ def write_report(folder: Path, samples: list[str] | None = None) -> Path:
     elif kind in PAGES:
         run.write_report(PAGES[kind](run))
     else:
-        raise UserError(f"{folder}: no report for results of kind {kind!r}, only pretrain, finetune, compare and sweep")
+        raise UserError(f"{folder}: no report for results of kind {kind!r}, only {', '.join(['pretrain', *PAGES])}")
     return run.report

@@ -82,3 +82,21 @@ def test_adapters_are_trained_as_on_a_cpu(corpus, files, tmp_path, tiny, preset,
         finetune(tmp_path / "source", **data, out=out, settings=options, device=device)
         adapters.append(RunFolder(out).adapter())
     assert all(torch.allclose(tensor, adapters[1][name], atol=2e-3) for name, tensor in adapters[0].items())
+
+
+@pytest.mark.parametrize("objective", ["causal", "masked", "hybrid"])
+def test_auxiliary_losses_are_learnt_by_graphs_as_on_a_cpu(corpus, files, tmp_path, tiny, objective):
+    headstock.pretrain(corpus, out=tmp_path / "source", objective=objective, settings=tiny, device="cpu")
+    data, curves = {name: files[name] for name in ("train", "valid")}, []
+    plain = {"dropout": 0.0, "model.dropout": 0.0, "dtype": "float32"}
+    settings = plain | {"lm_loss": 0.5, "epochs": 4, "batch": 8, "reinit_layers": 1}
+    for device, compile in (("cpu", False), ("cuda", False), ("cuda", "replay")):
+        out = tmp_path / f"{device}-{compile}"
+        finetune(tmp_path / "source", **data, out=out, settings=settings | {"compile": compile}, device=device)
+        rows = [row for row in RunFolder(out).read_metrics() if "train_lm_loss" in row]
+        curves.append([row[name] for row in rows for name in ("train_loss", "train_lm_loss", "valid_loss")])
+    for curve in curves[1:]:
+        assert curve == pytest.approx(curves[0], rel=0.02)
+    dropped = {"r_drop": 1.0, "epochs": 4, "batch": 8, "compile": "replay"}
+    finetune(tmp_path / "source", **data, out=tmp_path / "dropped", settings=dropped, device="cuda")
+    assert any(row.get("train_r_drop", 0) > 0 for row in RunFolder(tmp_path / "dropped").read_metrics())

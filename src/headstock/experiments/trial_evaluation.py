@@ -44,9 +44,17 @@ def fit_run(
     task = task_class(run_config.task, source.tokenizer())
     data = EncodedSplits(task.prepare(train), task.prepare(valid))
     weights = None if run_config.transfer.init == "scratch" else source_weights(source)
-    objective = build_lm_objective(source, run_config)
-    options = {"distributed": distributed, "objective": objective, "callbacks": callbacks}
-    return fit(run_config, task, weights, data, run=None, **options), data
+    fitted = fit(
+        run_config,
+        task,
+        weights,
+        data,
+        run=None,
+        distributed=distributed,
+        objective=build_lm_objective(source, run_config),
+        callbacks=callbacks,
+    )
+    return fitted, data
 
 
 def evaluate_outputs(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:

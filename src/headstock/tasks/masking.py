@@ -73,7 +73,7 @@ class TokenMasker:
         documents: np.ndarray,
         *,
         key: tuple[int | str, ...],
-        rows: Sequence[int],
+        rows: Sequence[int] | np.ndarray,
         fraction: float,
     ) -> tuple[np.ndarray, np.ndarray]:
         """(B, T) rows with some of the `maskable` tokens masked, and the labels: the original tokens.
@@ -137,8 +137,9 @@ class MaskingTask(TextTask):
         maskable = ~np.isin(tokens, sorted(self.tokenizer.all_special_ids))
         if batch.padding is not None:
             maskable &= ~batch.padding.numpy()
-        options = {"key": key, "rows": rows, "fraction": masker.config.fraction}
-        inputs, originals = masker.mask_tokens(tokens, maskable, np.zeros_like(tokens), **options)
+        inputs, originals = masker.mask_tokens(
+            tokens, maskable, np.zeros_like(tokens), key=key, rows=rows, fraction=masker.config.fraction
+        )
         labels = np.full_like(originals, IGNORE_INDEX)
         labels[:, : labels.shape[1] - self.mask_shift] = originals[:, self.mask_shift :]
         masked = Batch(torch.from_numpy(inputs), batch.padding, segments=batch.segments)

@@ -266,8 +266,18 @@ def train_and_evaluate(
                 run.create(member.plain(), task.tokenizer, target.data())
             distributed.barrier()
         with run_callbacks(run, callbacks, member.train, distributed) as active:
-            options = {"run": run, "distributed": distributed, "objective": objective, "callbacks": active}
-            fits.append(fit(member, task, weights, data, **options))
+            fits.append(
+                fit(
+                    member,
+                    task,
+                    weights,
+                    data,
+                    run=run,
+                    distributed=distributed,
+                    objective=objective,
+                    callbacks=active,
+                )
+            )
     seconds = max(time.monotonic() - began, sum(f.state.seconds for f in fits))  # also before an interruption
     results = finetune_results(target, run_config, fits, data, splits, distributed, seconds)
     return finish_run(target, distributed, results)

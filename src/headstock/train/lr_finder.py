@@ -153,8 +153,16 @@ def prepare_finetuning(
 
     def execute(settings: TrainSettings, callbacks: Sequence[Callback]) -> None:
         member = replace(config, train=settings)
-        options = {"distributed": distributed, "objective": build_lm_objective(source, member)}
-        fit(member, task, weights, data, run=None, callbacks=callbacks, **options)
+        fit(
+            member,
+            task,
+            weights,
+            data,
+            run=None,
+            distributed=distributed,
+            objective=build_lm_objective(source, member),
+            callbacks=callbacks,
+        )
 
     return config.train, execute
 

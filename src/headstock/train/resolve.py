@@ -324,8 +324,8 @@ def check_regularization(run_config: RunConfig, task: type[LabelledTask]) -> Non
     transfer, model = run_config.transfer, run_config.model
     if transfer.r_drop and not task.predicts_classes:
         raise UserError(f"transfer.r_drop: compares probabilities of classes, which {task.name} does not predict")
-    dropout = run_config.task.dropout or (0.0 if transfer.freeze else getattr(model, "dropout", 0.0))
-    if transfer.r_drop and not dropout:
+    dropouts = [getattr(run_config.task, "dropout", 0.0), 0.0 if transfer.freeze else getattr(model, "dropout", 0.0)]
+    if transfer.r_drop and not any(dropouts):
         raise UserError("transfer.r_drop: without dropout both readings of a row are the same; set dropout above 0")
     if transfer.reinit_layers > model.depth:
         raise UserError(f"transfer.reinit_layers: {transfer.reinit_layers} is more than the {model.depth} of the model")

@@ -38,6 +38,7 @@ class CrossValidation(Finetuning):
     def read_rows(self, first: RunConfig) -> None:
         sweep, data = self.plan.sweep, first.data
         assert sweep.folds is not None
+        self.overlap = 1 / (sweep.folds - 1)
         train, valid, warnings = read_labelled(data, self.task_class, first.task)
         for line in warnings:
             logger.info(f"warning: {line}")
@@ -52,12 +53,6 @@ class CrossValidation(Finetuning):
             for seed in range(sweep.seed, sweep.seed + sweep.repeats)
         }
         self.splits = LabelledSplits(self.rows, self.rows.select([]), None)  # the classes are those of all rows
-
-    @property
-    def overlap(self) -> float:
-        """The rows that score a model over those that train it."""
-        assert self.plan.sweep.folds is not None
-        return 1 / (self.plan.sweep.folds - 1)
 
     def splits_of(self, trial: SweepTrial, run_config: RunConfig) -> LabelledSplits:
         """The rows of a trial; those of its fold are the test rows."""
@@ -90,7 +85,8 @@ class CrossValidation(Finetuning):
 
         With repeats they are averaged. Returns the files.
         """
-        files = []
+        files, task = list[str](), self.task
+        assert task is not None
         for point, results in zip(points, results_by_point, strict=True):
             outputs = self.out_of_fold(results)
             if outputs is None:
@@ -98,7 +94,7 @@ class CrossValidation(Finetuning):
             lines = [
                 json.dumps({"row": location, "true": true, **prediction}, ensure_ascii=False)
                 for location, true, prediction in zip(
-                    self.locations, self.rows.labels or [], self.task.predictions(None, list(outputs)), strict=True
+                    self.locations, self.rows.labels or [], task.predictions(None, list(outputs)), strict=True
                 )
             ]
             path = self.folder / OUT_OF_FOLD / f"{point_file_name(point)}.jsonl"
@@ -109,7 +105,7 @@ class CrossValidation(Finetuning):
 
     def out_of_fold(self, results: Sequence[TrialResult]) -> np.ndarray | None:
         """(N, C) the mean over repeats of the outputs of each row; None if the task has none or a trial failed."""
-        if not self.task.predicts_classes or any(not result.get("outputs") for result in results):
+        if self.task is None or not self.task.predicts_classes or any(not result.get("outputs") for result in results):
             return None
         width = len(results[0]["outputs"][0])
         sums = np.zeros((len(self.rows), width))

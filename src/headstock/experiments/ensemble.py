@@ -69,7 +69,7 @@ class EnsembleRows:
 class Ensemble:
     """Classifiers and their weights; `probabilities` are those of all of them together."""
 
-    def __init__(self, classifiers: Mapping[str, Pipeline | TfidfClassifier], weights: Sequence[float]):
+    def __init__(self, classifiers: Mapping[str, Pipeline | TfidfClassifier], weights: Sequence[float] | np.ndarray):
         self.classifiers, self.weights = dict(classifiers), np.array(weights, dtype=float)
         self.task = next(model for model in classifiers.values() if isinstance(model, Pipeline)).classification_task()
 

@@ -145,7 +145,8 @@ def check_plan(plan: SweepPlan) -> None:
         reason = f"applies to pretraining, not to --run {sweep.run}"
         problems = fixed_setting_problems(plan.settings, FIXED_SETTINGS)
     else:
-        misplaced = {"train": sweep.train, "columns": ",".join(sweep.columns), "folds": sweep.folds}
+        misplaced = {"train": sweep.train, "columns": ",".join(sweep.columns)}
+        misplaced |= {"folds": None if sweep.folds is None else str(sweep.folds)}
         reason, problems = "applies to fine-tuning, which needs --run", []
     problems += [(f"--{name}", reason) for name, value in misplaced.items() if value]
     problems += [(f"grid.{key}", f"cannot vary: {why}") for key in plan.grid if (why := reason_fixed(plan, key))]

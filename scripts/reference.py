@@ -352,7 +352,8 @@ def python_page() -> str:
 
 PYTHON_INTRODUCTION = """# Python
 
-Signatures and docstrings of the names that `import headstock` provides. They are imported on first use.
+Signatures and docstrings of the names that `import headstock` provides; [Python API](api.md) explains them with examples.
+`Unpack[...Keywords]` stands for the [settings](settings.md). All names are imported on first use.
 """
 
 

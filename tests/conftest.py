@@ -49,6 +49,14 @@ def small_pictures():
     theme.PNG_DPI = 50
 
 
+@pytest.fixture(scope="session", autouse=True)
+def few_reports():
+    """The API writes reports only where a test asks for them: a report takes as long as a small run."""
+    from headstock.api import reports
+
+    reports.WRITE_REPORTS = False
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
     """Three hundred short documents with some order in them: enough to learn from in a second."""

@@ -11,7 +11,7 @@ from headstock.tasks.base import TASKS
 
 ROOT = Path(headstock.__file__).parent
 LAYERS = [
-    {"errors", "config", "registry", "io", "rng", "intervals", "markdown", "logs", "signals", "ray_cluster"},
+    {"errors", "config", "registry", "io", "rng", "intervals", "markdown", "logs", "signals", "ray_cluster", "results"},
     {"kernels"},
     {"model", "data"},
     {"decoding"},

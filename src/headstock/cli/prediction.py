@@ -77,7 +77,7 @@ def evaluate(
     elif is_labelled(pipeline.task):
         names = columns.names(main=pipeline.task.input_column)
         chosen: dict[str, Any] = {"skip_blank": skip_blank, "details": True, "slices": slices or ()}
-        metrics = pipeline.evaluate(file or (), columns=names, **chosen)
+        metrics = pipeline.evaluate_files(file or (), columns=names, **chosen)
         if skipped := metrics.get("skipped_rows"):
             log_skipped(metrics["file"], skipped)
         for line in labelled_metric_lines(metrics["file"], metrics):
@@ -91,7 +91,8 @@ def evaluate(
         return {"metrics": metrics}
     else:
         column = columns.text()
-        metrics = pipeline.evaluate(file or (), documents=documents, columns={"text": column} if column else None)
+        names = {"text": column} if column else None
+        metrics = pipeline.evaluate_files(file or (), documents=documents, columns=names)
     for line in metric_lines(metrics):
         common.show(line)
     return {"metrics": metrics}
@@ -253,7 +254,7 @@ def answer(
             common.show(f"(no answer in this text)\t{row['score']:.3f}")
         else:
             common.show(f"{row['answer']}\t{row['score']:.3f}\n    {excerpt(text, row['start'], row['end'])}")
-    return {"answers": answers}
+    return {"answers": answers.to_dict()}
 
 
 def read_context(context: str) -> str:

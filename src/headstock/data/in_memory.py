@@ -203,7 +203,7 @@ def iter_rows(data: Any, name: str, names: Sequence[str]) -> Iterator[dict[str, 
     """Each row by the data's own column names."""
     if is_frame(data):
         yield from frame_rows(data, name)
-    elif hasattr(data, "features") and hasattr(data, "column_names"):
+    elif is_dataset(data):
         yield from dataset_rows(data)
     elif isinstance(data, Mapping):  # a DatasetDict is one, too
         keys = ", ".join(map(repr, list(data)[:4]))
@@ -229,6 +229,25 @@ def list_row(row: Any, place: str, names: Sequence[str]) -> dict[str, Any]:
     if row is None:
         raise UserError(f"{place}: column {names[0]!r} is None, expected a text")
     raise UserError(f"{place}: is {found}, expected {forms} or a dict with these columns")
+
+
+def is_table(data: Any) -> bool:
+    """Whether the data is a data frame or a dataset, which have columns."""
+    return is_frame(data) or is_dataset(data)
+
+
+def column_names(data: Any) -> list[str]:
+    """The columns of a data frame, of a dataset, or of the first dict of a list; none for other rows."""
+    if is_frame(data):
+        return [str(column) for column in data.columns]
+    if is_dataset(data):
+        return list(data.column_names)
+    first = data[0] if isinstance(data, list | tuple) and data else None
+    return [str(column) for column in first] if isinstance(first, Mapping) else []
+
+
+def is_dataset(data: Any) -> bool:
+    return hasattr(data, "features") and hasattr(data, "column_names")
 
 
 def is_frame(data: Any) -> bool:

@@ -6,6 +6,7 @@ N rows, V vocabulary.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from headstock.decoding.sampling import check_logits
 from headstock.errors import UserError
 from headstock.kernels.backends import fast_cpu_kernels
 from headstock.model.model import Model
+from headstock.results import Result
 
 MIN_BEAMS = 16
 MAX_SCORES = 2**25  # held at once: vocabulary times hypotheses
@@ -34,11 +36,20 @@ class FillCandidate:
     share: float | None = None  # probability normalized over the given candidates
 
 
-@dataclass(frozen=True)
-class FilledText:
+@dataclass(frozen=True, eq=False)
+class FilledText(Result):
+    """A text with masks, and words for them."""
+
     text: str
     fills: list[list[FillCandidate]]  # per mask, likeliest first
     filled: str  # the text with the likeliest word for every mask
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {"text": self.text, "mask": mask, "token": word.token, "probability": word.probability}
+            for mask, words in enumerate(self.fills)
+            for word in words
+        ]
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def run_demo(
     page = write_report(out)
     show(f'\n   Try your own: headstock predict {shell_quote(run)} "..."')
     show(f"\n4. The report, with the errors of each model: {page}   ({time.monotonic() - start:.0f} s in total)")
-    return results | {"live": live, "predictions": predictions, "report": str(page)}
+    return results | {"live": live, "predictions": predictions.to_dict(), "report": str(page)}
 
 
 def check_output_folder(out: Path, *, overwrite: bool) -> None:

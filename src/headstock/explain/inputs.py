@@ -271,7 +271,7 @@ def labelled_target(pipeline: Pipeline, texts: Sequence[str], label: str | None)
     row = task.row_from_texts(texts)
     notes = []
     if label is None:
-        (prediction,) = pipeline.predict([row])
+        (prediction,) = pipeline.iter_predictions([row])
         value = task.predicted_target(prediction)
         notes.append(f"no label was given; the run's prediction is used: {task.as_text(prediction).strip()}")
     else:

@@ -1,6 +1,7 @@
 """Data and metrics for evaluating a finished run."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from headstock.inference.inputs import resolve_columns
 from headstock.intervals import WeightedMetric, macro_f1, weighted_interval
 from headstock.logs import muted
 from headstock.model.model import Model
+from headstock.results import Result, json_value
 from headstock.tasks.base import Task
 from headstock.tasks.classify import nll
 from headstock.tasks.labelled import LabelledTask, metric_value
@@ -26,6 +28,35 @@ from headstock.train.settings import RunConfig
 
 BATCH_SIZE = 16
 CALIBRATION_METRICS = ("loss", "ece", "brier")
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation(Result):
+    """The metrics of a run. `evaluation["accuracy"]` is one of them."""
+
+    task: str
+    metric: str  # the primary one
+    metrics: dict[str, Any]  # by name, and what else was measured, such as `intervals` and the number of `rows`
+
+    @property
+    def value(self) -> float:
+        """The primary metric."""
+        return float(self.metrics[self.metric])
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """The 95% confidence intervals of metrics."""
+        return {name: (low, high) for name, (low, high) in (self.metrics.get("intervals") or {}).items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        return json_value(self.metrics)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        values = {name: value for name, value in self.metrics.items() if type(value) in (int, float)}
+        names = sorted(values, key=lambda name: name != self.metric)
+        none = (None, None)
+        ends = {name: self.intervals.get(name, none) for name in names}
+        return [{"metric": name, "value": values[name], "low": ends[name][0], "high": ends[name][1]} for name in names]
 
 
 def reopen_splits(run: RunFolder, config: RunConfig, task: LabelledTask, *, hint: str) -> LabelledSplits:

@@ -12,13 +12,16 @@ from headstock.decoding.sampling import Sampling, suppressed_tokens
 from headstock.decoding.text_streamer import TextStreamer
 from headstock.errors import UserError
 from headstock.model.model import Model
+from headstock.results import Result
 from headstock.rng import derive_seed
 
 BEAM_ROWS = 16  # prompts searched at once
 
 
-@dataclass(frozen=True)
-class Generated:
+@dataclass(frozen=True, eq=False)
+class Generation(Result):
+    """A generated text."""
+
     text: str  # the prompt and its continuation
     ended: str  # "length", "end" or "stop"
     slid: bool  # it outgrew the model's context, so that the beginning was no longer read
@@ -37,7 +40,7 @@ def sample_texts(
     stop: Sequence[str],
     stream: Callable[[str], None] | None,
     cache: bool,
-) -> list[Generated]:
+) -> list[Generation]:
     """`samples` continuations of each prompt."""
     if max_tokens < 0 or samples < 1:
         raise UserError(f"max_tokens must be 0 or more and samples 1 or more, not {max_tokens} and {samples}")
@@ -56,7 +59,7 @@ def sample_texts(
         cache=cache,
     )
     return [
-        Generated(text + streamer.finish(row.tokens), row.ended, row.slid)
+        Generation(text + streamer.finish(row.tokens), row.ended, row.slid)
         for text, streamer, row in zip(texts, streamers, continuations, strict=True)
     ]
 
@@ -72,7 +75,7 @@ def search_texts(
     length_penalty: float,
     no_repeat: int,
     stop: Sequence[str],
-) -> list[Generated]:
+) -> list[Generation]:
     """The best continuation of each prompt by beam search."""
     encoded = tokenizer.encode_batch(prompts)
     rows = [special.wrap(ids) for ids in encoded]
@@ -90,6 +93,6 @@ def search_texts(
     best = [hypotheses[0] for chunk in chunks for hypotheses in search(chunk)]
     streamers = [TextStreamer(tokenizer, ids, stop, None) for ids in encoded]
     return [
-        Generated(text + streamer.finish(row.tokens), "stop" if streamer.has_stop(row.tokens) else row.ended, False)
+        Generation(text + streamer.finish(row.tokens), "stop" if streamer.has_stop(row.tokens) else row.ended, False)
         for text, streamer, row in zip(prompts, streamers, best, strict=True)
     ]

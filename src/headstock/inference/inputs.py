@@ -1,13 +1,13 @@
 """Validates and reads the inputs of a pipeline: texts, rows and files."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from headstock.data import tables
+from headstock.data import in_memory, tables
 from headstock.data.labelled_texts import is_table, stream_texts
 from headstock.data.records import LABEL, Records, find_file, parse_columns
 from headstock.decoding.batching import tokenizer_threads
@@ -60,7 +60,44 @@ def describe_value(value: Any) -> str:
     return f"{text} ({kind})" if len(text) <= 40 else f"a {kind}"
 
 
+def rows_in_memory(
+    data: Any, task: LabelledTask, config: RunConfig, columns: Mapping[str, str] | None = None
+) -> Iterator[Any]:
+    """The rows of a data frame, a dataset or a list, in the form that the task reads. Of dicts, other keys are ignored.
+
+    `columns` are names of the task's columns in the data; by default they are those of the training data, if it has
+    them.
+    """
+    names = own_columns(config, columns, in_memory.column_names(data))
+    inputs = {name: names.get(name, name) for name in task.input_columns}
+    if not in_memory.is_table(data):
+        for index, row in enumerate(check_iterable(data, "rows")):
+            is_table_row = isinstance(row, Mapping) and (columns or not task.is_row(row))
+            yield row_from_table(row, inputs, task, index) if is_table_row else row
+        return
+    for index, row in enumerate(in_memory.iter_rows(data, "rows", list(inputs.values()))):
+        yield row_from_table(row, inputs, task, index)
+
+
+def row_from_table(row: Mapping[str, Any], inputs: Mapping[str, str], task: LabelledTask, index: int) -> Any:
+    values = {}
+    for name, column in inputs.items():
+        if column not in row:
+            raise in_memory.no_column(f"rows[{index}]", column, list(row))
+        if (value := row[column]) is None or value != value:
+            raise UserError(f"rows[{index}]: column {column!r} is {describe_value(value)}, expected a text")
+        values[name] = value
+    return task.row_from_columns(values)
+
+
 # Files
+
+
+def own_columns(config: RunConfig, columns: Mapping[str, str] | None, existing: Collection[str]) -> dict[str, str]:
+    """The names of the run's columns in rows that have the columns `existing`: `columns`, otherwise the training's."""
+    own = config.data.columns if isinstance(config.data, LabelledSettings) else ()
+    names = parse_columns(",".join(own)) if own else {}
+    return {name: column for name, column in names.items() if column in existing} | dict(columns or {})
 
 
 def resolve_columns(

@@ -1,12 +1,22 @@
 """`headstock.load`: a finished run, ready to generate, fill, score, embed, predict, translate and evaluate."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
+from headstock.data.corpus import DocumentUnit
+from headstock.data.in_memory import (
+    CorpusData,
+    Dataset,
+    Frame,
+    LabelledData,
+    column_names,
+    corpus_paths,
+    labelled_files,
+)
 from headstock.data.minimal_pairs import read_minimal_pairs
 from headstock.data.records import Records
 from headstock.data.slices import make_slices
@@ -19,30 +29,35 @@ from headstock.decoding.sampling import Sampling, suppressed_tokens
 from headstock.errors import UserError, WorkError, shell_quote
 from headstock.inference.embed import embed, resolve_pooling
 from headstock.inference.evaluation import (
+    Evaluation,
     evaluate_store,
     evaluation_store,
     held_out_records,
     labelled_records,
     uncalibrated_metrics,
 )
-from headstock.inference.generate import Generated, sample_texts, search_texts
+from headstock.inference.generate import Generation, sample_texts, search_texts
 from headstock.inference.inputs import (
     describe_value,
     iter_rows,
     iter_texts,
     list_texts,
+    own_columns,
     prepare_ahead,
     read_numbered_rows,
     resolve_columns,
+    rows_in_memory,
 )
 from headstock.inference.prompt import PromptClassifier, PromptSettings, PromptTask
 from headstock.inference.schemas import SchemaScore, score_schemas
 from headstock.inference.score import LikelihoodKind, TextScore, score_minimal_pairs, token_log_probabilities
 from headstock.inference.search import (
+    Dtype,
     Hit,
     IndexKind,
     SearchIndex,
     SearchSettings,
+    Transform,
     open_documents,
     open_index,
 )
@@ -52,10 +67,13 @@ from headstock.kernels.backends import paused_gc
 from headstock.kernels.int8 import quantize_int8
 from headstock.model.layer_features import check_layers, feature_width
 from headstock.model.model import Model
+from headstock.results import ResultList
+from headstock.tasks.answer import AnswerPrediction
 from headstock.tasks.base import TASKS, Task
 from headstock.tasks.calibration import Calibration, decision_scores, risk_coverage
 from headstock.tasks.error_analysis import reliability
 from headstock.tasks.labelled import LabelledTask, is_labelled
+from headstock.tasks.predictions import Prediction
 from headstock.tasks.slice_scores import slice_scores
 from headstock.tasks.special_tokens import special_tokens_for
 from headstock.tasks.translate import Translate
@@ -142,7 +160,7 @@ class Pipeline:
         beams: int | None = None,
         length_penalty: float = 1.0,
         no_repeat: int = 0,
-    ) -> list[Generated]:
+    ) -> ResultList[Generation]:
         """Continue each prompt `samples` times. `stream` receives the first continuation as it grows.
 
         With `beams` the continuation is found by beam search: hypotheses are ranked by log-probability divided by
@@ -157,23 +175,23 @@ class Pipeline:
             if length_penalty != 1.0 or no_repeat:
                 raise UserError("length_penalty and no_repeat require beams")
             options |= {"sampling": sampling, "samples": samples, "seed": seed, "stream": stream, "cache": cache}
-            return sample_texts(self.model, self.tokenizer, texts, **options)
+            return ResultList(sample_texts(self.model, self.tokenizer, texts, **options))
         check_beams(sampling, samples=samples, stream=stream, cache=cache)
         options |= {"beams": beams, "length_penalty": length_penalty, "no_repeat": no_repeat}
-        return search_texts(self.model, self.tokenizer, texts, **options)
+        return ResultList(search_texts(self.model, self.tokenizer, texts, **options))
 
     def suppressed_tokens(self) -> list[int]:
         """Ids that are never generated."""
         return suppressed_tokens(self.tokenizer, self.config.model.vocabulary)
 
-    def score(self, texts: str | Sequence[str], *, pseudo: bool | None = None) -> list[TextScore]:
+    def score(self, texts: str | Sequence[str], *, pseudo: bool | None = None) -> ResultList[TextScore]:
         """The log-likelihood of each text and of its tokens, of the kind given by `likelihood_kind`."""
         inputs = list_texts(texts)
         scores = self.check_finite(self.token_log_probabilities(self.tokenizer.encode_batch(inputs), pseudo=pseudo))
-        return [
+        return ResultList(
             TextScore(text, float(values.sum()), list(zip(self.tokenizer.tokenize(text), values.tolist(), strict=True)))
             for text, values in zip(inputs, scores, strict=True)
-        ]
+        )
 
     def likelihood_kind(self, pseudo: bool | None = None) -> LikelihoodKind:
         """Left to right if the model can; with `pseudo` each token given all others."""
@@ -214,7 +232,7 @@ class Pipeline:
         pieces: int = 3,
         among: Sequence[str] = (),
         normalize: bool = False,
-    ) -> list[FilledText]:
+    ) -> ResultList[FilledText]:
         """Candidates for every [MASK]: the `top` likeliest words of up to `pieces` tokens, or the words in `among`.
 
         With `normalize`, the words in `among` are compared by their mean log-probability per token.
@@ -225,7 +243,7 @@ class Pipeline:
         special, length = special_tokens_for(self.task, self.tokenizer), self.length
         filler = MaskFiller(self.model, self.tokenizer, special=special, length=length, shift=self.task.mask_shift)
         options: dict[str, Any] = {"top": top, "pieces": pieces, "among": among, "normalize": normalize}
-        return [filler.fill(text, **options) for text in list_texts(texts)]
+        return ResultList(filler.fill(text, **options) for text in list_texts(texts))
 
     def embed(
         self, texts: str | Sequence[str], *, layers: str = "last", pool: str | None = None
@@ -278,29 +296,63 @@ class Pipeline:
         *,
         top: int = 5,
         index: IndexKind = "exact",
-        **options: Any,
-    ) -> list[list[Hit]]:
+        documents: DocumentUnit = "auto",
+        column: str = "text",
+        layers: str = "last",
+        pool: str | None = None,
+        transform: Transform = "center",
+        dtype: Dtype = "float32",
+    ) -> ResultList[ResultList[Hit]]:
         """The `top` documents of a corpus whose embeddings are the most similar to each query's, the best first.
 
         The corpus is a file, folder or glob, a list of `Path`s, or an iterable of texts; see `search_index`.
         """
-        return self.search_index(corpus, **options).search(queries, top=top, kind=index)
+        searchable = self.search_index(
+            corpus, documents=documents, column=column, layers=layers, pool=pool, transform=transform, dtype=dtype
+        )
+        return searchable.search(queries, top=top, kind=index)
 
     def search_index(
-        self, corpus: str | Path | Iterable[Any], *, documents: str = "auto", column: str = "text", **settings: Any
+        self,
+        corpus: str | Path | Iterable[Any],
+        *,
+        documents: DocumentUnit = "auto",
+        column: str = "text",
+        layers: str = "last",
+        pool: str | None = None,
+        transform: Transform = "center",
+        dtype: Dtype = "float32",
     ) -> SearchIndex:
-        """The embeddings of a corpus, computed once and kept in the cache; settings are those of `SearchSettings`."""
-        return open_index(self, open_documents(corpus, documents=documents, column=column), SearchSettings(**settings))
+        """The embeddings of a corpus, computed once and kept in the cache.
+
+        Vectors are pooled by the mean unless `pool` is "cls" or "last". `transform` is applied to all of them: "none",
+        "center" (minus the mean) or "whiten". `dtype` is that of the stored vectors.
+        """
+        settings = SearchSettings(layers, pool, transform, dtype)
+        return open_index(self, open_documents(corpus, documents=documents, column=column), settings)
 
     # Labelled tasks
 
-    def predict(self, rows: str | Iterable[Any], *, abstain_below: float | None = None) -> list[dict[str, Any]]:
+    def predict(
+        self,
+        rows: str | Path | Frame | Dataset | Iterable[Any],
+        *,
+        columns: Mapping[str, str] | None = None,
+        abstain_below: float | None = None,
+    ) -> ResultList[Prediction]:
         """The task's prediction for each row: a class, the tags of words, the answer to a question.
 
         A row is a text; for pairs `(text, text_b)`, for tags a list of words or a text, for answers
-        `{"question": ..., "context": ...}`. A class that is less probable than `abstain_below` is left empty.
+        `{"question": ..., "context": ...}`. A data frame, a dataset, dicts, or a file named by a `Path` have a row for
+        each of theirs; `columns` names their columns, such as {"text": "review"}. A class that is less probable than
+        `abstain_below` is left empty. Rows are batched by length, as many at once as fit, so there is no batch size.
         """
-        return list(self.iter_predictions(rows, abstain_below=abstain_below))
+        if isinstance(rows, Path):
+            inputs: Any = self.read_rows(rows, columns=None if columns is None else dict(columns))
+        else:
+            inputs = rows if isinstance(rows, str) else rows_in_memory(rows, self.labelled_task(), self.config, columns)
+        make = self.labelled_task().prediction_class.from_dict
+        return ResultList(make(values) for values in self.iter_predictions(inputs, abstain_below=abstain_below))
 
     def iter_predictions(
         self, rows: str | Iterable[Any] | Records, *, abstain_below: float | None = None
@@ -363,7 +415,7 @@ class Pipeline:
 
     def answer(
         self, questions: str | Sequence[str], *, context: str, threshold: float | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> ResultList[AnswerPrediction]:
         """The span of the context that answers each question: `answer`, its characters `start` to `end`, `score`.
 
         A run trained with unanswerable questions returns "" if no answer is likelier than the best one by more than
@@ -381,11 +433,26 @@ class Pipeline:
             raise UserError(f"context is {describe_value(context)}, expected a text (str)")
         rows = [{"question": question, "context": context} for question in list_texts(questions, "questions")]
         predictions = self.predict_with(task, rows)
-        return [{name: value for name, value in row.items() if name != "id"} for row in predictions]
+        return ResultList(AnswerPrediction(**(row | {"id": None})) for row in predictions)
 
-    def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
-        """The translation of each text; options are `beams`, `length_penalty`, `no_repeat`, `max_tokens`, `long`."""
-        task = self.translation_task(**options)
+    def translate(
+        self,
+        texts: str | Sequence[str],
+        *,
+        beams: int | None = None,
+        length_penalty: float | None = None,
+        no_repeat: int | None = None,
+        max_tokens: int | None = None,
+        long: Literal["cut", "refuse"] | None = None,
+    ) -> list[str]:
+        """The translation of each text by beam search.
+
+        `long` says what happens to a text that is longer than the model's context: its end is cut off, or it is
+        refused. None stands for the run's own setting.
+        """
+        task = self.translation_task(
+            beams=beams, length_penalty=length_penalty, no_repeat=no_repeat, max_tokens=max_tokens, long=long
+        )
         return translate_texts(self.model, task, list_texts(texts), length=self.length, dtype=self.config.train.dtype)
 
     def translation_notes(self, texts: Sequence[str]) -> list[str]:
@@ -393,26 +460,38 @@ class Pipeline:
         task = self.translation_task()
         return task.reading_warnings(prepare_texts(task, texts), length=self.length)
 
-    def align(self, text: str, **options: Any) -> Alignment:
-        """Translate a text and return the cross-attention weights."""
-        return align_translation(self.model, self.translation_task(**options), text, length=self.length)
+    def align(
+        self,
+        text: str,
+        *,
+        beams: int | None = None,
+        length_penalty: float | None = None,
+        no_repeat: int | None = None,
+        max_tokens: int | None = None,
+        long: Literal["cut", "refuse"] | None = None,
+    ) -> Alignment:
+        """Translate a text as `translate` does and return the cross-attention weights."""
+        task = self.translation_task(
+            beams=beams, length_penalty=length_penalty, no_repeat=no_repeat, max_tokens=max_tokens, long=long
+        )
+        return align_translation(self.model, task, text, length=self.length)
 
-    def translation_task(self, **options: Any) -> Translate:
-        """The run's translation task, with the given options."""
+    def translation_task(self, **options: int | float | str | None) -> Translate:
+        """The run's translation task, with the options of `translate`."""
         if not self.task.translates:
             hint = "train a run for translation with headstock finetune --task translate"
             raise UserError(f"{self.run}: is a {self.task.title}; {hint}")
-        settings = {name: value for name, value in options.items() if value is not None}
+        settings: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         return cast(Translate, self.task).with_settings(**settings)
 
     def suggest(
         self, rows: Iterable[str | tuple[int, str]], *, count: int = 20, method: str | None = None, seed: int = 0
-    ) -> list[Suggestion]:
+    ) -> ResultList[Suggestion]:
         """The rows of an unlabelled pool to label next, the most useful first.
 
         `method` is margin (default), entropy, uncertainty, diversity, or badge (uncertain and diverse).
         """
-        return suggest(self, rows, count=count, method=method, seed=seed)
+        return ResultList(suggest(self, rows, count=count, method=method, seed=seed))
 
     def with_model(self, index: int) -> "Pipeline":
         """A pipeline of one model of an ensemble."""
@@ -480,7 +559,38 @@ class Pipeline:
 
     def evaluate(
         self,
-        corpus: str | Path | Sequence[str | Path] = (),
+        data: LabelledData | None = None,
+        *,
+        documents: DocumentUnit = "auto",
+        columns: Mapping[str, str] | None = None,
+        skip_blank: bool = False,
+        details: bool = False,
+        slices: Sequence[str] = (),
+    ) -> Evaluation:
+        """The task's metrics on text or labelled rows; by default on the run's held-out data.
+
+        The data is a path, or rows in memory: a list, a data frame or a dataset.
+        `columns` are by default the run's own; for a corpus {"text": ...} names the column of a table. With `details`
+        the reliability diagram and the risk-coverage curve of a classifier are included. `slices` name groups of rows
+        that are also scored on their own: a column, `contains:mais`, `regex:...`, `contrast`, `negation` or `length`.
+        """
+        names = None if columns is None else dict(columns)
+        if data is None:
+            files: list[str] = []
+        elif is_labelled(self.task):
+            files = self.labelled_files(data, names, skip_blank=skip_blank)
+        else:
+            column = (names or {}).get("text", self.config.data.column)
+            files = corpus_paths(cast(CorpusData, data), name="data", column=column)
+        metrics = self.evaluate_files(
+            files, documents=documents, columns=names, skip_blank=skip_blank, details=details, slices=slices
+        )
+        metric = self.task.primary_metric if is_labelled(self.task) else "loss"
+        return Evaluation(self.task.name, metric, metrics)
+
+    def evaluate_files(
+        self,
+        files: Sequence[str | Path] = (),
         *,
         documents: str = "auto",
         columns: dict[str, str] | None = None,
@@ -488,20 +598,24 @@ class Pipeline:
         details: bool = False,
         slices: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """The task's metrics on a corpus or a labelled file; by default on the run's held-out data.
-
-        `columns` are by default the run's own; for a corpus {"text": ...} names the column of a table. With `details`
-        the reliability diagram and the risk-coverage curve of a classifier are included. `slices` name groups of rows
-        that are also scored on their own: a column, `contains:mais`, `regex:...`, `contrast`, `negation` or `length`.
-        """
+        """The metrics of `evaluate` for files, by default the run's held-out data."""
         if is_labelled(self.task):
-            files = [corpus] if isinstance(corpus, str | Path) else list(corpus)
             return self.evaluate_rows(files, columns, skip_blank=skip_blank, details=details, slices=slices)
         column = (columns or {}).get("text")
-        store = evaluation_store(self.run, self.config, self.task, corpus, documents=documents, column=column)
+        store = evaluation_store(self.run, self.config, self.task, files, documents=documents, column=column)
         metrics = evaluate_store(self.model, self.task, store, length=self.length, dtype=self.config.train.dtype)
         self.check_finite([np.array([metrics["loss"]])])
         return metrics
+
+    def labelled_files(
+        self, data: LabelledData, columns: Mapping[str, str] | None, *, skip_blank: bool = False
+    ) -> list[str]:
+        """The paths of labelled data; rows in memory are saved to a file."""
+        task, names = self.labelled_task(), own_columns(self.config, columns, column_names(data))
+        inputs = task.input_columns
+        return labelled_files(
+            data, inputs=inputs, target=task.target, columns=names, labelled=True, skip_blank=skip_blank
+        )
 
     def evaluate_rows(
         self,
@@ -563,15 +677,16 @@ class Pipeline:
 
     def score_schemas(
         self, schemas: Sequence[Schema], *, pseudo: bool | None = None, normalize: bool = False
-    ) -> list[SchemaScore]:
+    ) -> ResultList[SchemaScore]:
         """Winograd schemas with each candidate in place of the pronoun; `normalize` takes means per token."""
-        return score_schemas(
+        scores = score_schemas(
             schemas,
             self.tokenizer.encode_batch,
             self.tokenizer.offsets,
             lambda texts: self.check_finite(self.token_log_probabilities(texts, pseudo=pseudo)),
             normalize=normalize,
         )
+        return ResultList(scores)
 
     def require(self, ability: str, action: str) -> None:
         """Raise if the run's task lacks an ability, naming the tasks that have it."""

@@ -10,6 +10,7 @@ import numpy as np
 from headstock.data.winograd import Schema
 from headstock.inference.score import log_likelihood_after
 from headstock.intervals import item_interval
+from headstock.results import Result
 
 # how candidates are compared, and the field of a candidate's score
 MEASURES = {"full": "log_likelihood", "partial": "partial_log_likelihood"}
@@ -33,8 +34,10 @@ class CandidateScore:
     partial_share: float
 
 
-@dataclass(frozen=True)
-class SchemaScore:
+@dataclass(frozen=True, eq=False)
+class SchemaScore(Result):
+    """The scores of the candidates of a Winograd schema."""
+
     schema: Schema
     candidates: list[CandidateScore]
 

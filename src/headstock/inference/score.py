@@ -18,18 +18,22 @@ from headstock.decoding.batching import batch_from_rows, token_batches
 from headstock.intervals import item_interval
 from headstock.kernels.backends import fast_cpu_kernels
 from headstock.model.model import Model
+from headstock.results import Result
 
 LikelihoodKind = Literal["log-likelihood", "pseudo-log-likelihood"]
 MAX_LOGITS = 1 << 24  # computed by the LM head at once
 
 
-@dataclass(frozen=True)
-class TextScore:
+@dataclass(frozen=True, eq=False)
+class TextScore(Result):
     """The log-likelihood of a text (natural logarithm)."""
 
     text: str
     log_likelihood: float
     tokens: list[tuple[str, float]]  # each token and its log-probability
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [{"text": self.text, "tokens": len(self.tokens), "log_likelihood": self.log_likelihood}]
 
 
 @dataclass(frozen=True)

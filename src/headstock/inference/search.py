@@ -22,6 +22,7 @@ from headstock.inference.inputs import list_texts
 from headstock.inference.output_files import NpyWriter
 from headstock.io import atomic_file, atomic_folder, cache_folder, fingerprint, sha256, write_json
 from headstock.kernels.int8 import Int8Linear
+from headstock.results import Result, ResultList
 from headstock.rng import generator
 
 if TYPE_CHECKING:
@@ -63,8 +64,8 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise UserError(f"{name}: must be one of {', '.join(choices)}, not {value!r}{did_you_mean(value, choices)}")
 
 
-@dataclass(frozen=True)
-class Hit:
+@dataclass(frozen=True, eq=False)
+class Hit(Result):
     """A document of the corpus that is similar to a query."""
 
     rank: int
@@ -73,9 +74,6 @@ class Hit:
     source: str  # the document's file,
     line: int  # and the line where it starts
     document: int  # its number in the corpus, from 0
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 # Documents
@@ -140,16 +138,18 @@ class SearchIndex:
     def __len__(self) -> int:
         return len(self.vectors)
 
-    def search(self, queries: str | Iterable[str], *, top: int = 5, kind: IndexKind = "exact") -> list[list[Hit]]:
+    def search(
+        self, queries: str | Iterable[str], *, top: int = 5, kind: IndexKind = "exact"
+    ) -> ResultList[ResultList[Hit]]:
         """The `top` most similar documents of each query, the best first."""
         texts = list_texts(queries, "queries")
         if blank := next((i for i, text in enumerate(texts, 1) if not text.strip()), None):
             raise UserError(f"query {blank} of {len(texts)} is blank")
         numbers, scores = self.nearest(self.embed(texts), top=top, kind=kind)
-        return [
-            [self.hit(rank, *pair) for rank, pair in enumerate(zip(*row, strict=True), 1) if pair[0] >= 0]
-            for row in zip(numbers.tolist(), scores.tolist(), strict=True)
-        ]
+        rows = zip(numbers.tolist(), scores.tolist(), strict=True)
+        ranked = (enumerate(zip(*row, strict=True), 1) for row in rows)
+        hits = (ResultList(self.hit(rank, *pair) for rank, pair in row if pair[0] >= 0) for row in ranked)
+        return ResultList(hits, index_name="query")
 
     def embed(self, texts: list[str]) -> np.ndarray:
         """(Q, D) unit vectors, transformed like those of the documents."""

@@ -5,13 +5,14 @@ N rows of the pool, M labelled rows, C classes, D width.
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
 from headstock.errors import UserError, did_you_mean
 from headstock.inference.inputs import check_iterable
+from headstock.results import Result
 from headstock.rng import generator
 from headstock.tasks.labelled import is_labelled
 
@@ -24,8 +25,8 @@ SuggestionMethod = Literal["margin", "entropy", "uncertainty", "diversity", "bad
 NOVEL = 0.5  # cosine distance from which a reason calls a row unlike the others
 
 
-@dataclass(frozen=True)
-class Suggestion:
+@dataclass(frozen=True, eq=False)
+class Suggestion(Result):
     """A row to label, and why."""
 
     rank: int
@@ -37,9 +38,6 @@ class Suggestion:
     entropy: float | None  # of the probabilities, from 0 to 1
     novelty: float  # cosine distance to the most similar row that is labelled or ranked above, from 0 to 2
     reason: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def suggest(

@@ -38,6 +38,7 @@ from headstock.tasks.labelled import (
     RowMetrics,
     pad_sequences,
 )
+from headstock.tasks.predictions import Prediction
 from headstock.tasks.special_tokens import PAIR_SPECIAL_TOKENS
 from headstock.tasks.text_metrics import answer_f1, exact_match
 from headstock.tasks.widgets import DisplayPart, Highlight, InputField
@@ -100,6 +101,17 @@ class EncodedQuestions(EncodedRows):
     ids: list[str]
 
 
+@dataclass(frozen=True, eq=False)
+class AnswerPrediction(Prediction):
+    """The answer to a question: a span of the context."""
+
+    answer: str  # empty if the context has none
+    start: int | None  # of its characters in the context
+    end: int | None
+    score: float  # its probability
+    id: str | None = None  # of the question
+
+
 @TASKS.add("answer")
 class Answer(LabelledTask):
     """Predicts the span of a context that answers a question, or that there is none.
@@ -109,6 +121,7 @@ class Answer(LabelledTask):
     """
 
     Config: ClassVar[type] = AnswerConfig
+    prediction_class: ClassVar[type[Prediction]] = AnswerPrediction
     target = "answers"
     input_column = "question"
     input_columns = ("question", "context")

@@ -37,6 +37,7 @@ from headstock.tasks.error_analysis import MAX_ATTRIBUTED, confusions, most_conf
 from headstock.tasks.graph_spec import CLASSIFY, PAIR, SIGMOID, SOFTMAX, TRUNCATION, GraphSpec, pair_graph
 from headstock.tasks.labelled import Attribution, EncodedRows, Nouns, RowMetrics
 from headstock.tasks.pooled_text import LongText, PooledTextTask, check_windows
+from headstock.tasks.predictions import Prediction
 from headstock.tasks.soft_labels import (
     PROBABILITIES,
     SoftLabelConfig,
@@ -62,11 +63,26 @@ class ClassifyConfig(SoftLabelConfig):
         return super().problems() + empty
 
 
+@dataclass(frozen=True, eq=False)
+class ClassPrediction(Prediction):
+    """The class of a row. `labels` are the classes of a run that predicts any number of them."""
+
+    label: str
+    probabilities: dict[str, float]  # of every class
+    labels: list[str] | None = None
+    abstained: bool | None = None  # True: no class is probable enough, so the label is empty
+
+    def _rows(self) -> list[dict[str, Any]]:
+        row = {name: value for name, value in self.to_dict().items() if name != "probabilities"}
+        return [row | {f"p({name})": value for name, value in self.probabilities.items()}]
+
+
 @TASKS.add("classify")
 class Classify(PooledTextTask):
     """Predicts one class, or with a separator any number of them."""
 
     Config: ClassVar[type] = ClassifyConfig
+    prediction_class: ClassVar[type[Prediction]] = ClassPrediction
     title = "classifier"
     nouns = Nouns("text", "text", "text", "wrongly classified texts")
     predicts_classes = True

@@ -30,6 +30,7 @@ from headstock.tasks.base import TASKS, Examples, Lens, Task
 from headstock.tasks.calibration import risk_coverage
 from headstock.tasks.error_analysis import error_record, length_analysis, most_confident_errors, reliability
 from headstock.tasks.graph_spec import GraphSpec
+from headstock.tasks.predictions import Prediction, UntypedPrediction
 from headstock.tasks.slice_scores import slice_scores
 from headstock.tasks.special_tokens import separator_id, special_tokens_for
 from headstock.tasks.widgets import DisplayPart, InputField, Widget, prediction_table
@@ -146,6 +147,7 @@ class LabelledTask(Task):
     example_row: ClassVar[Any] = "A dull film with a great ending."  # in the documentation of an API
     prediction_settings: ClassVar[dict[str, tuple[float, float]]] = {}  # that may differ by request, with their range
     row_form: str = "a text (str)"  # a row in Python, for messages
+    prediction_class: ClassVar[type[Prediction]] = UntypedPrediction  # its fields are the keys of `predictions`
 
     # Metrics and reports
     nouns: ClassVar[Nouns] = Nouns()

@@ -28,7 +28,7 @@ from headstock.tasks.class_labels import (
     label_warnings,
     quote_names,
 )
-from headstock.tasks.classify import Classify
+from headstock.tasks.classify import Classify, ClassPrediction
 from headstock.tasks.labelled import EncodedRows, Nouns, RowMetrics
 from headstock.tasks.pooled_text import LongText, check_same_texts, read_texts_or_pairs
 from headstock.tasks.regression_metrics import (
@@ -58,11 +58,19 @@ class OrdinalConfig(ClassConfig):
         return super().problems() + problems
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OrdinalPrediction(ClassPrediction):
+    """The class of a row on a scale."""
+
+    expected: float  # the mean of the classes, weighted by their probabilities
+
+
 @TASKS.add("ordinal")
 class Ordinal(Classify):
     """Classification that knows the order of the classes: all of them share one score and differ in thresholds."""
 
     Config: ClassVar[type] = OrdinalConfig
+    prediction_class = OrdinalPrediction
     title = "ordinal classifier"
     nouns = Nouns("row", "row", "text", "wrongly rated rows", "quadratic kappa", training_key="quadratic_kappa")
     example = "--file rows.csv"

@@ -25,6 +25,7 @@ from headstock.tasks.error_analysis import MAX_ATTRIBUTED, MAX_ERRORS, error_rec
 from headstock.tasks.graph_spec import PAIR_VALUE, TRUNCATION, VALUE, GraphSpec, pair_graph
 from headstock.tasks.labelled import Attribution, EncodedRows, Nouns, PooledHeadConfig, RowMetrics
 from headstock.tasks.pooled_text import LongText, PooledTextTask, check_same_texts, check_windows, read_texts_or_pairs
+from headstock.tasks.predictions import Prediction
 from headstock.tasks.regression_metrics import FORMULAS, batch_moments, pearson, r2, regression_metrics, total_moments
 from headstock.tasks.widgets import DisplayPart, ScaleValue
 
@@ -50,11 +51,19 @@ class RegressConfig(PooledHeadConfig):
         return super().problems() + ([("std", f"must be above 0, not {self.std}")] if too_small else [])
 
 
+@dataclass(frozen=True, eq=False)
+class ValuePrediction(Prediction):
+    """The number that belongs to a row."""
+
+    label: float
+
+
 @TASKS.add("regress")
 class Regress(PooledTextTask):
     """Predicts one number for each row, trained by the squared error of standardized labels."""
 
     Config: ClassVar[type] = RegressConfig
+    prediction_class: ClassVar[type[Prediction]] = ValuePrediction
     title = "regression model"
     nouns = Nouns("row", "row", "text", "badly predicted rows", training_metric="Pearson r", training_key="pearson")
     formulas: ClassVar[dict[str, Formula]] = FORMULAS

@@ -46,6 +46,7 @@ from headstock.tasks.labelled import (
     pad_sequences,
     texts_in,
 )
+from headstock.tasks.predictions import Prediction
 from headstock.tasks.text_metrics import entity_counts, is_entity_scheme
 from headstock.tasks.widgets import DisplayPart, coloured_words
 
@@ -66,11 +67,21 @@ class EncodedSentences(EncodedRows):
     word_starts: list[np.ndarray]  # (W,) the index of each word's first token
 
 
+@dataclass(frozen=True, eq=False)
+class TagPrediction(Prediction):
+    """The tag of every word of a sentence."""
+
+    tokens: list[str]  # the words
+    tags: list[str]
+    probabilities: list[float]  # of the tags
+
+
 @TASKS.add("tag")
 class Tag(LabelledTask):
     """Predicts a class for every word."""
 
     Config: ClassVar[type] = TagConfig
+    prediction_class: ClassVar[type[Prediction]] = TagPrediction
     target = "tags"
     input_column = "tokens"
     input_columns = ("tokens",)

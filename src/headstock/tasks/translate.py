@@ -33,6 +33,7 @@ from headstock.tasks.labelled import (
     RowLocations,
     RowMetrics,
 )
+from headstock.tasks.predictions import Prediction
 from headstock.tasks.special_tokens import decoder_start_id
 from headstock.tasks.text_metrics import bleu, bleu_counts, chrf, chrf_counts, sacrebleu_signatures
 from headstock.tasks.widgets import DisplayPart, PlainText, Widget
@@ -74,11 +75,19 @@ class EncodedPairs(EncodedRows):
         return max(len(self.tokens[row]), 0 if self.targets is None else len(self.targets[row]))
 
 
+@dataclass(frozen=True, eq=False)
+class TranslationPrediction(Prediction):
+    """The translation of a text."""
+
+    text: str
+
+
 @TASKS.add("translate")
 class Translate(LabelledTask):
     """Translates by beam search."""
 
     Config: ClassVar[type] = TranslateConfig
+    prediction_class: ClassVar[type[Prediction]] = TranslationPrediction
     target = TARGET
     input_column = SOURCE
     input_columns = (SOURCE,)

@@ -18,7 +18,8 @@ from headstock.train.settings import TrainSettings
 
 @dataclass(frozen=True)
 class Event:
-    """A step was made ("step"), a log line is due ("log"), or a validation is complete ("valid")."""
+    """What callbacks are called with: a step was made ("step"), a log line is due ("log"), or a validation is complete
+    ("valid")."""
 
     kind: Literal["step", "log", "valid"]
     state: TrainState
@@ -28,6 +29,20 @@ class Event:
     gradient_norm: float = 0.0
     tokens_per_second: float = 0.0
     has_perplexity: bool = True  # the loss is per token, so it has a perplexity
+
+    @property
+    def step(self) -> int:
+        return self.state.step
+
+    @property
+    def loss(self) -> float:
+        """The training loss since the last log line."""
+        return self.state.loss
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Those of the last validation; empty before the first."""
+        return self.state.valid
 
     @property
     def epoch(self) -> int:

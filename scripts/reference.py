@@ -352,7 +352,7 @@ def python_page() -> str:
 
 PYTHON_INTRODUCTION = """# Python
 
-Signatures and docstrings of the names that `import headstock` provides; [Python API](api.md) explains them with examples.
+Signatures and docstrings of the names that `import headstock` provides; [Python API](api.md) explains them.
 `Unpack[...Keywords]` stands for the [settings](settings.md). All names are imported on first use.
 """
 

@@ -59,7 +59,8 @@ __version__ = "0.1.0"
 _NAMES_BY_MODULE = {
     "headstock.api.measurements": "compare ensemble lr_find plan sweep",
     "headstock.api.results": (
-        "ArmDifference ArmScore Comparison EnsembleResult Export ImportedRun LRCurve Plan RunResult SweepPoint SweepResult"
+        "ArmDifference ArmScore Comparison EnsembleResult Export ImportedRun "
+        "LRCurve Plan RunResult SweepPoint SweepResult"
     ),
     "headstock.api.runs": "distil export_run finetune import_run pretrain",
     "headstock.api.text": "open_tokenizer read_corpus train_tokenizer",

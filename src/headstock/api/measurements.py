@@ -131,7 +131,8 @@ def sweep(
 
     With text it pretrains and ranks by validation loss; with `run` and `train` it fine-tunes and ranks by the task's
     metric on the validation rows. `sample` draws that many points, also from ranges such as {"lr": "1e-4..1e-2"};
-    `method` says how. With `folds`, fine-tuning is cross-validated instead of repeated with several seeds. The result of every trial is saved in `out`: repeating the call continues an interrupted sweep.
+    `method` says how. With `folds`, fine-tuning is cross-validated instead of repeated with several seeds. The result
+    of every trial is saved in `out`: repeating the call continues an interrupted sweep.
     """
     values = merged_settings(sweep, settings, keywords)
     column = values.get("column", values.get("data.column", "text"))

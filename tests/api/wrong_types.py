@@ -8,7 +8,8 @@ run = headstock.pretrain("corpus.txt", out="runs/x", norm="before")  # wrong
 run = headstock.pretrain(17, out="runs/x")  # wrong
 run.accuracy  # wrong  # noqa: B018
 headstock.pretrian  # wrong  # noqa: B018
-pipeline = headstock.load("runs/x", devcie="cpu")  # wrong
+headstock.load("runs/x", devcie="cpu")  # wrong
+pipeline = headstock.load("runs/x")
 prediction = pipeline.predict("text")[0]
 prediction.label  # wrong  # noqa: B018
 pipeline.translate("a", beam=4)  # wrong

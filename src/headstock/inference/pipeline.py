@@ -354,6 +354,10 @@ class Pipeline:
         make = self.labelled_task().prediction_class.from_dict
         return ResultList(make(values) for values in self.iter_predictions(inputs, abstain_below=abstain_below))
 
+    def predict_values(self, rows: Iterable[Any]) -> list[dict[str, Any]]:
+        """The predictions of `predict` as JSON has them."""
+        return list(self.iter_predictions(rows))
+
     def iter_predictions(
         self, rows: str | Iterable[Any] | Records, *, abstain_below: float | None = None
     ) -> Iterator[dict[str, Any]]:

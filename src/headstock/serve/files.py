@@ -149,7 +149,7 @@ async def prediction_lines(served: ServedModel, rows: UploadedRows, lock: asynci
                 predictions = await served.compute(key, compute, list(indices), timeout=timeout)
             else:
                 texts = [records[index] for index in indices]
-                predictions = await served.compute("predict", pipeline.predict, texts, timeout=timeout)
+                predictions = await served.compute("predict", pipeline.predict_values, texts, timeout=timeout)
             text = io.StringIO(newline="")
             for index, prediction in zip(indices, predictions, strict=True):
                 row = safe_row(merge_columns(rows.kept[index], prediction))

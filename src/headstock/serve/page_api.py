@@ -235,7 +235,7 @@ async def predict(request: Request, body: DisplayRequest) -> dict[str, Any]:
         weights = np.round(alignment.weights.astype(float), 3).tolist()
         picture = [Heatmap("Alignment by cross-attention", alignment.target, alignment.source, weights)]
     else:
-        (prediction,) = await model.compute("predict", model.pipeline.predict, [row], timeout=settings.timeout)
+        (prediction,) = await model.compute("predict", model.pipeline.predict_values, [row], timeout=settings.timeout)
         picture = []
     parts = [part.to_dict() for part in [*task.display(row, prediction), *picture]]
     return {"model": model.name, "prediction": prediction, "parts": parts}

@@ -108,7 +108,7 @@ def test_cross_validated_sweeps_are_combined_by_their_out_of_fold_predictions(ca
     assert results["members"][0]["valid"]["mean"] == pytest.approx(right)
     assert "test" not in results and len((tmp_path / "out" / "predictions.jsonl").read_text().splitlines()) == 2
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "out-of-fold" in page and "gain over the best member" in page
+    assert "80 out-of-fold rows" in page and "gain over the best member" in page
     with pytest.raises(UserError, match="was cross-validated on other rows"):
         ensemble(folders, train=files["train"], out=tmp_path / "other")
     with pytest.raises(UserError, match="either all cross-validated sweeps or all runs"):

@@ -335,7 +335,7 @@ def verdict(results: Mapping[str, Any]) -> str:
     """Whether the ensemble is better than its best member."""
     scores = results[results["measured_on"]]
     score, gain = scores["ensemble"], scores["gain"]
-    clearly = "clearly more" if gain["low"] > 0 else "not clearly more"
+    clearly = "clearly more" if gain["low"] > 0 else "clearly fewer" if gain["high"] < 0 else "not clearly more"
     return (
         f"Together, the members classify {in_percent(score)} of {scores['rows']:,} {results['measured_on']} rows "
         f"correctly, {clearly} than the best of them, {scores['best_member']}: {in_percent(gain, sign='+')} points."

@@ -109,7 +109,9 @@ def sweep_table(results: dict[str, Any]) -> "Table":
 def ensemble_table(results: dict[str, Any]) -> "Table":
     """The members of an ensemble and all of them together, with their accuracies."""
     splits = [split for split in ("valid", "test") if split in results]
-    columns = {"member": False, "weight": True} | dict.fromkeys((f"{split} accuracy" for split in splits), True)
+    names = {"valid": "out-of-fold" if results["fitted_on"].startswith("out-of-fold") else "valid"}
+    titles = [f"{names.get(split, split)} accuracy" for split in splits]
+    columns = {"member": False, "weight": True} | dict.fromkeys(titles, True)
     table = make_table(f"weights fitted on {results['fitted_on']}", columns)
 
     def accuracies(part: dict[str, Any], key: str = "") -> list[str]:

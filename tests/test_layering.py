@@ -11,7 +11,8 @@ from headstock.tasks.base import TASKS
 
 ROOT = Path(headstock.__file__).parent
 LAYERS = [
-    {"errors", "config", "registry", "io", "rng", "intervals", "markdown", "logs", "signals", "ray_cluster", "results"},
+    {"errors", "config", "registry", "io", "rng", "intervals", "markdown", "logs", "signals", "ray_cluster"}
+    | {"results", "cache_use"},
     {"kernels"},
     {"model", "data"},
     {"decoding"},
@@ -21,7 +22,7 @@ LAYERS = [
     {"inference"},
     {"report"},
     {"planner"},
-    {"experiments", "explain", "interop"},
+    {"experiments", "explain", "interop", "maintenance"},
     {"serve"},
     {"api"},
     {"cli"},

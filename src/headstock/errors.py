@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 MAX_MESSAGE = 8000  # characters of an error, which may quote a file
 # what could rewrite a terminal or reverse a line: control characters but \n and \t, and overrides of the direction
@@ -25,7 +26,14 @@ class HeadstockError(Exception):
 
 
 class WorkError(HeadstockError):
-    """The input was valid but the work failed: full disk, no network, a loss that is not finite."""
+    """The input was valid but the work failed: full disk, no network, a loss that is not finite.
+
+    `result` is what is known nevertheless; --json prints it with the message.
+    """
+
+    def __init__(self, message: object = "", *, result: dict[str, Any] | None = None):
+        super().__init__(message)
+        self.result = result or {}
 
 
 class LostProcessError(WorkError):

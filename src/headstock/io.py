@@ -231,10 +231,10 @@ def _is_in_use(path: Path) -> bool:
         return time.time() - changed < ABANDONED_SECONDS
     if process == os.getpid():
         return host is None and start_time(process) < changed  # an earlier version's name says no more
-    return _is_alive(process) and start_time(process) < changed + CLOCK_SKEW_SECONDS
+    return is_alive(process) and start_time(process) < changed + CLOCK_SKEW_SECONDS
 
 
-def _is_alive(process: int) -> bool:
+def is_alive(process: int) -> bool:
     if process <= 0:  # os.kill would address a process group
         return False
     try:

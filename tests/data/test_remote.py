@@ -61,7 +61,7 @@ def refusal(path, read=read_corpus) -> str:
 
 
 def copies() -> list[Path]:
-    return sorted(p for p in cache_folder().rglob("*") if p.is_file() and not p.name.startswith("."))
+    return sorted(p for p in (cache_folder() / "urls").rglob("*") if p.is_file() and not p.name.startswith("."))
 
 
 # The same as on disk

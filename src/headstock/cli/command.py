@@ -19,7 +19,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from inspect import Parameter
 from pathlib import Path
@@ -43,6 +43,7 @@ SECTIONS: dict[str, list[str]] = {
     "Use a run": [],
     "Look inside": [],
     "Exchange": [],
+    "Maintain": [],
 }
 DISTRIBUTED: set[str] = set()  # verbs that run under torchrun, where only rank 0 prints
 PATH_PARAMETERS = ("corpus", "file", "run", "runs", "start", "valid")  # paths, globs or URLs, typed as text
@@ -113,6 +114,7 @@ class VerbCommand(TyperCommand):
     """A command that refuses an empty path, which would otherwise mean the current folder."""
 
     paths: frozenset[str] = frozenset()  # names of parameters that are files or folders
+    value_types: Mapping[str, Any] = {}  # the types of the parameters by name
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         parsed, _, _ = self.make_parser(ctx).parse_args(list(args))
@@ -182,7 +184,9 @@ def command(
         run.__doc__ = function.__doc__
         paths = frozenset(option.name for option in options if is_path(option))
         target = app if isinstance(parent, str) else parent
-        target.command(verb, cls=type("VerbCommand", (VerbCommand,), {"paths": paths}))(run)
+        types = {option.name: get_args(option.annotation)[0] for option in options}
+        cls = type("VerbCommand", (VerbCommand,), {"paths": paths, "value_types": types})
+        target.command(verb, cls=cls)(run)
         if isinstance(parent, str):
             add_to_section(parent, verb)
         if distributed:
@@ -277,7 +281,7 @@ def attempt(work: Callable[[], Any], common: Common) -> int:
         if common.json and common.prints:
             write_out(to_json(result if result is not None else {}))
     except HeadstockError as error:
-        code = fail(str(error), error.exit_code, replace(common, prints=common.prints or error.from_any_rank))
+        code = fail(str(error), error.exit_code, replace(common, prints=common.prints or error.from_any_rank), error)
         if isinstance(error, LostProcessError):
             # PyTorch deadlocks at times when it frees a process group whose collectives have timed out
             sys.stdout.flush()
@@ -304,7 +308,7 @@ def to_json(value: Any) -> str:
     return json.dumps(finite(value), ensure_ascii=not takes_unicode())
 
 
-def fail(message: str, code: int, common: Common) -> int:
+def fail(message: str, code: int, common: Common, error: Exception | None = None) -> int:
     """Print an error as one line, and as JSON with --json; returns the exit code."""
     if common.debug:
         traceback.print_exc()
@@ -312,7 +316,7 @@ def fail(message: str, code: int, common: Common) -> int:
         write_error(f"headstock: {message}")
         if common.json:
             try:
-                write_out(to_json({"error": message}))
+                write_out(to_json({"error": message, **getattr(error, "result", {})}))
             except (HeadstockError, BrokenPipeError):  # standard output itself may be what failed
                 discard(sys.stdout)
     return code

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from headstock.cache_use import mark_used
 from headstock.data import datasets, remote, urls
 from headstock.data.downloads import PyPIArchive, WebFolder
 from headstock.errors import UserError, WorkError, did_you_mean
@@ -112,7 +113,7 @@ def fetch(dataset: str | CatalogEntry, *, to: Path | None = None, source: Path |
         raise UserError(f"{source}: no such file or folder to read {entry.name} from")
     if to is not None and not _is_free(to) and not is_complete(to, entry):
         raise UserError(f"{to}: exists and is not the dataset {entry.name}; give a new or empty folder")
-    cached = cache_folder() / "data" / entry.name
+    cached = mark_used(cache_folder() / "data" / entry.name)
     try:
         if source is not None or not is_complete(cached, entry):
             _build(entry, cached, source)

@@ -11,6 +11,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Literal, get_args
 
+from headstock.cache_use import mark_used
 from headstock.data import catalog, urls
 from headstock.data.formats import (
     COMPRESSIONS,
@@ -24,7 +25,7 @@ from headstock.data.formats import (
     text_lines,
     unknown_format,
 )
-from headstock.data.saved_inputs import STDIN, is_saved, save_input
+from headstock.data.saved_inputs import MEMORY, STDIN, is_saved, save_input
 from headstock.data.tables import column_names, column_values, no_column
 from headstock.errors import UserError, did_you_mean
 from headstock.io import cache_folder, fingerprint, sha256
@@ -243,6 +244,8 @@ def _expand(path: str) -> list[DataFile]:
             file = replace(file, format=PLAIN)
         elif file.format not in FORMATS:
             raise unknown_format(file, readable)
+        if is_saved(file.path, STDIN, MEMORY):
+            mark_used(file.path)
         files.append(replace(file, name="-") if is_saved(file.path, STDIN) else file)
     return files
 

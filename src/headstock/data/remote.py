@@ -25,6 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import unquote
 
+from headstock.cache_use import mark_used
 from headstock.data import urls
 from headstock.errors import HeadstockError, UserError, WorkError
 from headstock.io import cache_folder, write_json
@@ -395,7 +396,7 @@ _owners: dict[Path, str] = {}  # the URL of each cached file that this process h
 def _cache_paths(file: RemoteFile) -> tuple[Path, Path]:
     """Where a file is cached, and its record. Files of one folder share one, and keep their names for the format."""
     base, query = urls.split_query(file.url)
-    folder = cache_folder() / "urls" / cache_name(base.rpartition("/")[0] + query)
+    folder = mark_used(cache_folder() / "urls" / cache_name(base.rpartition("/")[0] + query))
     target = folder / safe_name(urls.file_name(file.url))
     original = urls.split_query(urls.with_credentials(file.url))[1] if MASKED_QUERY.search(query) else ""
     if _owners.setdefault(target, original) != original:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from headstock.cache_use import mark_used
 from headstock.errors import WorkError
 from headstock.io import atomic_file, remove_stale
 
@@ -22,13 +23,13 @@ def save_input(chunks: Iterable[bytes], folder: Path, suffix: Callable[[bytes], 
                 first = first or data
                 digest.update(data)
                 file.write(data)
-            path = folder / f"{digest.hexdigest()}{suffix(first)}"
+            path = mark_used(folder / f"{digest.hexdigest()}{suffix(first)}")
         os.replace(copy, path)
     except OSError as error:
         raise WorkError(f"{folder}: a copy of the input could not be saved ({error.strerror})") from None
     return path
 
 
-def is_saved(path: Path, kind: str) -> bool:
-    """Whether a file is such a copy, in the cache folder called `kind`."""
-    return path.parent.name == kind and len(path.stem) == hashlib.sha256().digest_size * 2
+def is_saved(path: Path, *kinds: str) -> bool:
+    """Whether a file is such a copy, in a cache folder of one of these names."""
+    return path.parent.name in kinds and len(path.stem) == hashlib.sha256().digest_size * 2

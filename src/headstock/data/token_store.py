@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from headstock.cache_use import mark_used
 from headstock.data.corpus import Corpus
 from headstock.data.document_split import (
     TRAIN,
@@ -122,7 +123,7 @@ def build_store(
 
 def open_split_stores(folder: Path) -> SplitStores:
     """Open and verify stores that were built earlier."""
-    verify_store(folder)
+    verify_store(mark_used(folder))
     return _open(folder)
 
 
@@ -146,7 +147,7 @@ def _find_or_build(
     if tokenizer.eos is None:
         raise UserError("this tokenizer has no eos token, which must separate documents")
     digest = fingerprint([FORMAT, *key])
-    folder = (cache or cache_folder()) / "stores" / digest
+    folder = mark_used((cache or cache_folder()) / "stores" / digest)
     if (folder / INDEX).exists():
         try:
             index = read_index(folder)

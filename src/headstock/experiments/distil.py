@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from headstock.cache_use import mark_used
 from headstock.data.corpus import read_corpus
 from headstock.data.records import Records
 from headstock.errors import UserError
@@ -204,7 +205,7 @@ def write_labelled(records: Records) -> Path:
 
 
 def write_rows(rows: list[dict[str, Any]]) -> Path:
-    path = cache_folder() / "distil" / f"{fingerprint(rows)}.jsonl"
+    path = mark_used(cache_folder() / "distil" / f"{fingerprint(rows)}.jsonl")
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

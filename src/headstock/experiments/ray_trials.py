@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from headstock.cache_use import mark_used
 from headstock.errors import UserError
 from headstock.experiments.grid import Executor, Outcome, ResultCache, Trainable, Trial, run_here
 from headstock.io import PARTIAL, atomic_folder, cache_folder, fingerprint, rank_and_size, sha256, write_bytes
@@ -216,7 +217,7 @@ def open_copy(kind: type[RunFolder], digest: str, path: str, name: str) -> RunFo
 
 
 def copy_of_run(digest: str) -> Path:
-    return cache_folder() / "ray" / digest[:32]
+    return mark_used(cache_folder() / "ray" / digest[:32])
 
 
 def pack(folder: Path) -> dict[str, bytes]:

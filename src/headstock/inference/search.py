@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import torch
 
+from headstock.cache_use import mark_used
 from headstock.data.corpus import Corpus, read_corpus
 from headstock.errors import UserError, WorkError, did_you_mean
 from headstock.inference.embed import resolve_pooling
@@ -238,7 +239,7 @@ def open_index(
         "settings": asdict(settings),
         "int8": any(isinstance(module, Int8Linear) for module in pipeline.model.modules()),
     }
-    folder = (cache or cache_folder()) / "search" / fingerprint(key)[:32]
+    folder = mark_used((cache or cache_folder()) / "search" / fingerprint(key)[:32])
     if reused := is_whole(folder):
         try:
             index = SearchIndex(pipeline, settings, folder, documents.names, reused=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from headstock.cache_use import mark_used
 from headstock.config import read_settings
 from headstock.errors import UserError, WorkError
 from headstock.interop import missing_dependency
@@ -62,12 +63,13 @@ def open_hub_run(name: str | Path, *, download: bool = True) -> RunFolder:
     from filelock import FileLock
 
     model = parse_hub_name(name)
-    if model.is_pinned and model.cached_run.is_finished():
+    if model.is_pinned and RunFolder(mark_used(model.cached_run.path)).is_finished():
         return model.cached_run
     if not download:
         raise UserError(f"{model}: has not been imported on this machine")
     snapshot, pinned = download_model(model)
     run = pinned.cached_run
+    mark_used(run.path)
     run.path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(run.path.parent / f".{run.path.name}.lock"):  # several processes may start at once
         return run if run.is_finished() else import_snapshot(snapshot, model, pinned, run.path)

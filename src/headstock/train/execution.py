@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from headstock.cache_use import mark_used
 from headstock.cost.model import model_cost, model_dimensions
 from headstock.cost.training_cost import flops_per_token
 from headstock.errors import UserError
@@ -157,7 +158,7 @@ def compile_module(module: nn.Module) -> nn.Module:
     reset when a model with other parameter shapes arrives.
     """
     global _compiled_shapes
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(mark_used(cache_folder() / "compiled")))
     shapes = tuple(parameter.shape for parameter in module.parameters())
     if shapes != _compiled_shapes:
         torch.compiler.reset()

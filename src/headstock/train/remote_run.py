@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 from headstock import config
+from headstock.cache_use import mark_used
 from headstock.data import remote, urls
 from headstock.errors import UserError, WorkError
 from headstock.io import cache_folder, checksum_mismatch, write_text
@@ -40,7 +41,7 @@ def fetch_run(url: str, *, download: bool = True) -> Path:
     shown = urls.redact(url).rstrip("/")
     match = CHECKPOINT.fullmatch(shown)
     run_url, checkpoint = (match["run"], match["checkpoint"]) if match else (shown, "")
-    root = remote_runs() / remote.cache_name(run_url)
+    root = mark_used(remote_runs() / remote.cache_name(run_url))
     run = root / remote.safe_name(urls.file_name(run_url) or "run")
     if download:
         write_text(root / ADDRESS, run_url)

@@ -1,0 +1,1 @@
+"""What keeps an installation in order: the checks of `headstock doctor` and the inventory of the cache."""

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # one test worker more than cores: tests of processes and pages wait part of the time
 WORKERS = $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
 
-.PHONY: demo serve test setup lint types tests docs reference pictures faults clean
+.PHONY: demo serve test setup lint types tests docs reference pictures faults dist sbom clean
 
 demo: $(VENV)/.core
 	$(BIN)/headstock demo --overwrite
@@ -55,6 +55,22 @@ faults: $(VENV)/.all
 	rm -f .faults.jsonl
 	$(BIN)/python -m pytest tests/faults --durations=30 $(if $(ONLY),-k "$(ONLY)")
 	$(BIN)/python benchmarks/faults.py .faults.jsonl
+
+# Wheel and sdist, checked; the wheel is built from the sdist.
+dist: $(VENV)/.all
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+
+# What the wheel and its required packages are, in an environment of their own, as CycloneDX: dist/headstock.cdx.json
+sbom: dist
+	rm -rf dist/.environment
+	$(PYTHON) -m venv dist/.environment
+	dist/.environment/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	$(PIP) 'cyclonedx-bom>=7'
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type application --output-reproducible \
+		--output-format JSON --output-file dist/headstock.cdx.json dist/.environment/bin/python
+	rm -rf dist/.environment
 
 # Install torch first, at the version in constraints.txt, so that no other requirement selects another build.
 $(VENV)/.torch: constraints.txt

@@ -37,7 +37,9 @@ def list_(common: Common) -> dict[str, Any]:
 def clear(
     common: Common,
     kind: Annotated[str | None, typer.Argument(help="Only this kind, as `headstock cache list` names it.")] = None,
-    older_than: Annotated[float | None, typer.Option("--older-than", metavar="DAYS", help="Keep newer ones.")] = None,
+    older_than: Annotated[
+        float | None, typer.Option("--older-than", metavar="DAYS", help="Keep what was used in the last DAYS days.")
+    ] = None,
     dry_run: Annotated[bool, "Show what would be removed."] = False,
 ) -> dict[str, Any]:
     """Remove what is in the cache.

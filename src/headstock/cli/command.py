@@ -35,7 +35,7 @@ from headstock.io import finite
 from headstock.logs import log_level, messages_to
 from headstock.signals import signal_of, sigterm_raises
 
-# verbs per section of `headstock --help`, filled by the decorator; the demo is what a newcomer should see first
+# verbs per section of `headstock --help`, filled by the decorator; those that are named here come first
 SECTIONS: dict[str, list[str]] = {
     "Start": ["demo"],
     "Train": [],
@@ -43,7 +43,7 @@ SECTIONS: dict[str, list[str]] = {
     "Use a run": [],
     "Look inside": [],
     "Exchange": [],
-    "Maintain": [],
+    "Maintain": ["doctor", "cache", "completion"],
 }
 DISTRIBUTED: set[str] = set()  # verbs that run under torchrun, where only rank 0 prints
 PATH_PARAMETERS = ("corpus", "file", "run", "runs", "start", "valid")  # paths, globs or URLs, typed as text

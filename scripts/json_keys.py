@@ -37,7 +37,7 @@ COMMANDS = [
     f"finetune bert {FILES} --out reviews {QUICK}",
     f"finetune --task answer --preset bert-nano --train squad.jsonl --valid squad.jsonl --out squad {TINY} {QUICK}",
     f"finetune --task translate --preset seq2seq-nano --train pairs.csv --valid pairs.csv --out en-fr {TINY} {QUICK}",
-    f"distil bert --teacher reviews --text corpus.txt {FILES} --out student --rows 20 {QUICK}",
+    f"distil bert --teacher reviews --text unlabelled.txt {FILES} --out student --rows 20 {QUICK}",
     f"ensemble reviews --tfidf {FILES} --out together",
     f"compare bert {FILES} --labels 16 --seeds 2 --out answer {QUICK}",
     f"sweep corpus.txt --preset gpt-nano --steps 5 --grid lr=1e-3,2e-3 --seeds 2 --out grid {TINY}",
@@ -69,10 +69,15 @@ COMMANDS = [
     "explain hooks gpt",
     'explain logits bert "The cat [MASK]."',
     "explain heads bert --file corpus.txt",
-    'explain patch bert "The cat [MASK]." --corrupted "The dog [MASK]."',
+    'explain patch reviews-en "A good film. I [MASK] it." --corrupted "A bad film. I [MASK] it." '
+    "--label loved --versus hated",
     "explain induction gpt",
     "export gpt --to huggingface gpt-hf",
     "import gpt-hf --out gpt-back",
+    "doctor",
+    "cache list",
+    "cache clear stores --dry-run",
+    "completion bash",
 ]
 # commands that are not run here
 REFER = {
@@ -84,18 +89,25 @@ REFER = {
 def main() -> None:
     os.environ |= {"COLUMNS": "100", "PYTHONWARNINGS": "ignore"}
     keys: dict[str, dict[str, str]] = {}
+    problems: list[str] = []
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         make_data()
         for command in COMMANDS:
             verb = verb_of(command)
-            keys[verb] = keys.get(verb, {}) | dict(flatten(run(command)))
-            print(f"{verb}: {len(keys[verb])} keys", file=sys.stderr)
+            result = run(command)
+            if result.keys() == {"error"}:
+                problems.append(f"{command}: {result['error']}")
+                continue
+            keys[verb] = keys.get(verb, {}) | dict(flatten(result))
+            print(f"{verb}: {len(keys[verb])} keys", file=sys.stderr, flush=True)
     PAGE.write_text(page(keys), encoding="utf-8")
+    if problems:
+        sys.exit("\n".join(problems))
 
 
 def verb_of(command: str) -> str:
     words = shlex.split(command)
-    return " ".join(words[:2] if words[0] in ("data", "tokenizer", "explain") else words[:1])
+    return " ".join(words[:2] if words[0] in ("data", "tokenizer", "explain", "cache") else words[:1])
 
 
 def make_data() -> None:
@@ -107,6 +119,9 @@ def make_data() -> None:
     for name in ("train", "valid"):
         Path(f"{name}.csv").write_text("text,label\n" + "".join(f"{text} {name},{label}\n" for text, label in rows))
     Path("pool.csv").write_text("text\n" + "".join(f"a new film {n}\n" for n in range(8)))
+    Path("unlabelled.txt").write_text(
+        "".join(f"a film with a long story, number {n}, and an end\n\n" for n in range(40))
+    )
     Path("article.txt").write_text("The cat sat on the mat.")
     question = {"context": "The cat sat on the mat.", "question": "Who sat?", "answers": ["The cat"]}
     Path("squad.jsonl").write_text("".join(json.dumps(question | {"id": str(n)}) + "\n" for n in range(8)))
@@ -127,10 +142,8 @@ def run(command: str) -> dict[str, Any]:
             headstock()
     finally:
         sys.argv = before
-    result = json.loads(out.getvalue().strip().splitlines()[-1])
-    if "error" in result:
-        sys.exit(f"{command}: {result['error']}")
-    return result
+    lines = out.getvalue().strip().splitlines()
+    return json.loads(lines[-1]) if lines else {"error": "printed nothing"}
 
 
 def flatten(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
@@ -159,7 +172,7 @@ def kind(value: Any) -> str:
         str: "text",
         list: "list",
         dict: "object",
-        type(None): "null where unknown",
+        type(None): "null, or a value where known",
     }
     return names[type(value)]
 

@@ -48,6 +48,18 @@ def test_every_command_and_option_is_documented(pages):
         assert all(len(line.rsplit("|", 2)[1].strip()) > 3 for line in rows), path
 
 
+def test_the_json_keys_of_every_command_are_listed():
+    import typer
+
+    from headstock.cli.app import app, find_verbs
+
+    find_verbs()
+    text = (reference.REFERENCE / "json.md").read_text(encoding="utf-8")
+    for name, command in typer.main.get_command(app).commands.items():
+        for path, _ in reference.leaves(name, command):
+            assert section(text, f"headstock {path}").strip(), "run `python scripts/json_keys.py`"
+
+
 def test_every_setting_has_its_default_and_meaning(pages):
     from headstock.model.backbone import BACKBONES
     from headstock.tasks.base import TASKS

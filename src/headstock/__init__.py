@@ -8,6 +8,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from headstock.api.explain import explain_attention as explain_attention
+    from headstock.api.explain import explain_context as explain_context
+    from headstock.api.explain import explain_gradients as explain_gradients
+    from headstock.api.explain import explain_heads as explain_heads
+    from headstock.api.explain import explain_hooks as explain_hooks
+    from headstock.api.explain import explain_induction as explain_induction
+    from headstock.api.explain import explain_layer as explain_layer
+    from headstock.api.explain import explain_logits as explain_logits
+    from headstock.api.explain import explain_mask as explain_mask
+    from headstock.api.explain import explain_model as explain_model
+    from headstock.api.explain import explain_parameters as explain_parameters
+    from headstock.api.explain import explain_patch as explain_patch
+    from headstock.api.explain import explain_positions as explain_positions
+    from headstock.api.explain import explain_prediction as explain_prediction
+    from headstock.api.explain import explain_residual as explain_residual
+    from headstock.api.explanation import Explanation as Explanation
     from headstock.api.measurements import compare as compare
     from headstock.api.measurements import ensemble as ensemble
     from headstock.api.measurements import lr_find as lr_find
@@ -57,6 +73,12 @@ __version__ = "0.1.0"
 
 # where each public name is defined; imported on first use, because importing torch takes seconds
 _NAMES_BY_MODULE = {
+    "headstock.api.explain": (
+        "explain_attention explain_context explain_gradients explain_heads explain_hooks "
+        "explain_induction explain_layer explain_logits explain_mask explain_model "
+        "explain_parameters explain_patch explain_positions explain_prediction explain_residual"
+    ),
+    "headstock.api.explanation": "Explanation",
     "headstock.api.measurements": "compare ensemble lr_find plan sweep",
     "headstock.api.results": (
         "ArmDifference ArmScore Comparison EnsembleResult Export ImportedRun "

@@ -13,6 +13,7 @@ from headstock import (
     Comparison,
     Evaluation,
     Event,
+    Explanation,
     Export,
     FilledText,
     Generation,
@@ -100,6 +101,29 @@ def use() -> None:
             print(prediction)
     results: list[Result] = [filled[0], scores[0], suggestions[0], evaluation]
     print(text, hits[0][0].score, vectors, translations, answers[0].start, value, results, OrdinalPrediction)
+
+
+def look_inside(pipeline: Pipeline) -> None:
+    looks: Explanation = headstock.explain_attention(pipeline, "a", layer=1, head=2)
+    page: Path = looks.save("page.html")
+    title: str = headstock.explain_parameters(preset="classic", settings={"depth": 2}).title
+    print(page, title, looks.to_dict())
+    explanations: list[Explanation] = [
+        headstock.explain_model(pipeline),
+        headstock.explain_hooks("run"),
+        headstock.explain_mask(kind="causal", length=4),
+        headstock.explain_positions(kind="rotary", width=8),
+        headstock.explain_layer(pipeline, "a", layer=1, word="a", way="forward"),
+        headstock.explain_gradients(pipeline, "a", depths=False),
+        headstock.explain_residual(Path("run"), ["a", "b"]),
+        headstock.explain_prediction(pipeline, "a", label="pos"),
+        headstock.explain_logits(pipeline, "a", versus="neg"),
+        headstock.explain_heads(pipeline, file="rows.csv", method="zero"),
+        headstock.explain_patch(pipeline, "a", "b"),
+        headstock.explain_induction(pipeline, rows=2),
+        headstock.explain_context([pipeline, "run"], by="position"),
+    ]
+    print(explanations)
 
 
 def prepare() -> None:

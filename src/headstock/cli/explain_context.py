@@ -1,18 +1,13 @@
 """`headstock explain context`: the loss of language models by position and by context length."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from headstock.cli.command import Common
 from headstock.cli.explain import Out, explains, present
 from headstock.cli.options import Columns, Documents
-from headstock.errors import UserError
-
-if TYPE_CHECKING:
-    from headstock.data.token_store import TokenStore
-    from headstock.inference.pipeline import Pipeline
 
 
 @explains
@@ -34,40 +29,19 @@ def context(
 
     Example: headstock explain context runs/gpt runs/lstm --data held-out.txt --out context.html
     """
-    from headstock.explain.context import explain_context
-    from headstock.explain.context_document import context_document
-    from headstock.explain.subject import open_single_run
+    from headstock.api.explain import explain_context
 
-    pipelines = [open_single_run(run, device=common.device) for run in runs]
-    for pipeline in pipelines:
-        pipeline.require("generates", "predict a token from those before it")
-    facts = explain_context(
-        pipelines,
-        read_stores(pipelines, data or [], documents=documents, column=columns.text()),
-        text=", ".join(data or []) or f"validation text of {pipelines[0].run}",
+    explanation = explain_context(
+        runs,
+        data=data or (),
+        documents=documents,
+        column=columns.text(),
         by=by,
-        row_length=length,
+        length=length,
         max_context=max_context,
         targets=targets,
-        max_tokens=tokens,
+        tokens=tokens,
         bos=bos,
+        device=common.device,
     )
-    return present(common, context_document(facts), out)
-
-
-def read_stores(
-    pipelines: "list[Pipeline]", data: list[str], *, documents: str, column: str | None
-) -> "list[TokenStore]":
-    """The same text as tokens of each run; runs with the same tokenizer share them."""
-    from headstock.inference.evaluation import evaluation_store
-
-    stores: dict[str, TokenStore] = {}
-    for pipeline in pipelines:
-        key = pipeline.tokenizer.fingerprint
-        if stores and key not in stores and not data:
-            raise UserError(f"{pipeline.run}: has another tokenizer than {pipelines[0].run}; name the text with --data")
-        if key not in stores:
-            stores[key] = evaluation_store(
-                pipeline.run, pipeline.config, pipeline.task, data, documents=documents, column=column
-            )
-    return [stores[pipeline.tokenizer.fingerprint] for pipeline in pipelines]
+    return present(common, explanation, out)

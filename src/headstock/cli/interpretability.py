@@ -7,7 +7,6 @@ import typer
 from headstock.cli.command import Common
 from headstock.cli.explain import Out, SubjectOptions, Text, explain, explains, present
 from headstock.cli.options import Columns, RunPath
-from headstock.errors import UserError
 
 __all__ = ["explain"]
 
@@ -20,10 +19,9 @@ def hooks(common: Common, options: SubjectOptions, out: Out = None) -> dict[str,
 
     Example: headstock explain hooks reviews-en
     """
-    from headstock.explain.hooks import hook_document
+    from headstock.api.explain import explain_hooks
 
-    subject = options.open()
-    return present(common, hook_document(subject.model, subject.name), out)
+    return present(common, explain_hooks(**options.keywords()), out)
 
 
 @explains
@@ -40,11 +38,9 @@ def logits(
 
     Example: headstock explain logits reviews-en "It was a [MASK] film." --label great --versus terrible
     """
-    from headstock.explain.logit_attribution import explain_logits, logit_document
-    from headstock.explain.subject import open_single_run
+    from headstock.api.explain import explain_logits
 
-    facts = explain_logits(open_single_run(run, device=common.device), text, label=label, versus=versus, at=at)
-    return present(common, logit_document(facts, str(run), " / ".join(text)), out)
+    return present(common, explain_logits(run, text, label=label, versus=versus, at=at, device=common.device), out)
 
 
 @explains
@@ -63,13 +59,10 @@ def heads(
 
     Example: headstock explain heads reviews-en --file reviews.txt --out heads.html
     """
-    from headstock.explain.head_ablation import METHODS, explain_heads, head_document
-    from headstock.explain.subject import open_single_run
+    from headstock.api.explain import explain_heads
 
-    pipeline = open_single_run(run, device=common.device)
-    methods = list(METHODS) if method == "both" else [method]
-    facts = explain_heads(pipeline, file, columns=columns.names(), rows=rows, methods=methods)
-    return present(common, head_document(facts, str(run), file), out)
+    reading: dict[str, Any] = {"file": file, "columns": columns.names(), "rows": rows}
+    return present(common, explain_heads(run, **reading, method=method, device=common.device), out)
 
 
 @explains
@@ -86,13 +79,10 @@ def patch(
 
     Example: headstock explain patch reviews-en "A good film. I [MASK] it." --corrupted "A bad film. I [MASK] it."
     """
-    from headstock.explain.patching import explain_patch, patch_document
-    from headstock.explain.subject import open_single_run
+    from headstock.api.explain import explain_patch
 
-    if len(corrupted) != len(text):
-        raise UserError(f"--corrupted: found {len(corrupted)} texts; expected as many as the clean ones, {len(text)}")
-    facts = explain_patch(open_single_run(run, device=common.device), text, corrupted, label=label, versus=versus)
-    return present(common, patch_document(facts, str(run), " / ".join(text), " / ".join(corrupted)), out)
+    explanation = explain_patch(run, text, corrupted, label=label, versus=versus, device=common.device)
+    return present(common, explanation, out)
 
 
 @explains
@@ -107,9 +97,7 @@ def induction(
 
     Example: headstock explain induction runs/gpt --out induction.html
     """
-    from headstock.explain.induction import explain_induction, induction_document
-    from headstock.explain.subject import open_single_run
+    from headstock.api.explain import explain_induction
 
-    pipeline = open_single_run(run, device=common.device)
-    facts = explain_induction(pipeline, length=length, rows=rows, seed=common.seed or 0)
-    return present(common, induction_document(facts, str(run)), out)
+    explanation = explain_induction(run, length=length, rows=rows, seed=common.seed or 0, device=common.device)
+    return present(common, explanation, out)

@@ -4,15 +4,15 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from headstock.report.compare_page import available_metrics, fill_in_defaults, score_charts, score_grid
-from headstock.report.format import score, score_range
+from headstock.report.compare_page import fill_in_defaults, score_charts, score_grid
+from headstock.report.format import score
 from headstock.report.lr_finder_page import MEANINGS, lr_figure
 from headstock.report.render import DARK, LIGHT, css_rules, render
 from headstock.report.run_page import loss_charts, scores_by_split
 from headstock.report.sweep_page import describe_point, line_charts
 from headstock.report.theme import Gallery, arm_styles, colour_variables
 from headstock.tasks.labelled import nouns_of
-from headstock.tasks.text_metrics import metric_name
+from headstock.tasks.text_metrics import NOT_PERCENT, is_score, metric_name
 from headstock.train.lr_finder import LRFinderResult
 
 if TYPE_CHECKING:
@@ -42,10 +42,8 @@ def comparison_html(results: dict[str, Any]) -> str:
         styles=styles,
         grid=score_grid(results),
         unit=nouns_of(results.get("task")).unit,
-        metric=metric_name(metric),
-        metrics=available_metrics(results),
+        metric=metric_name(metric) + (" (%)" if is_score(metric) and metric not in NOT_PERCENT else ""),
         bare=lambda value: score(value, metric).removesuffix("%"),
-        score_range=score_range,
         chart=score_charts(results, styles, NotebookGallery())["wide"],
     )
 

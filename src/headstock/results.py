@@ -70,6 +70,9 @@ class Result(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self.to_dict())
 
+    def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self, **other}
+
 
 class ResultList(list[T]):
     """A list of results. `index_name` names the column that numbers the items in a data frame, if any."""

@@ -37,6 +37,7 @@ def test_a_result_is_json_and_a_mapping():
     result = sample()
     assert json.loads(json.dumps(result.to_dict())) == expected
     assert result["array"] == [0, 1] and dict(result) == expected and len(result) == 4 and "extra" not in result
+    assert result | {"name": "b"} == expected | {"name": "b"}
     assert result == sample() and result != sample("b")
     with pytest.raises(KeyError):
         result["nothing"]

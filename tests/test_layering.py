@@ -29,7 +29,7 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 HEAVY = {"sympy", "matplotlib", "sklearn", "fastapi", "uvicorn", "transformers", "onnx", "pyarrow", "tensorboard"}
-HEAVY |= {"optuna", "faiss", "ray"}
+HEAVY |= {"optuna", "faiss", "ray", "mlflow", "wandb"}
 
 
 def imports(file: Path):

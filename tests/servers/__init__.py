@@ -24,11 +24,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def server(*command: str, port: int) -> Iterator[None]:
-    """A process that listens on a port of this machine."""
+def server(*command: str, port: int, seconds: float = 60) -> Iterator[None]:
+    """A process that listens on a port of this machine, after some seconds at most."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + seconds
         while True:
             with socket.socket() as client:
                 if client.connect_ex(("127.0.0.1", port)) == 0:

@@ -52,6 +52,7 @@ class TrainKeywords(TypedDict, total=False):
     weights: Literal["best", "last"]
     log_every: int | None
     tensorboard: bool
+    track: Literal["none", "mlflow", "wandb"]
 
 
 class ModelKeywords(TypedDict, total=False):

@@ -51,6 +51,7 @@ def adapt(
             "train.lr": transfer.adapt_lr or source_config["train"]["lr"] / 3,
             "train.seed": run_config.train.seed,
             "train.tensorboard": False,
+            "train.track": "none",
             "data.documents": "line",
         }
         if transfer.adapt_text:  # a document of the other files need not be a line, but one of a .jsonl file always is

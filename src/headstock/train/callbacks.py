@@ -82,20 +82,25 @@ def log_metrics(run: RunFolder) -> Callback:
     """Appends every log line and validation to metrics.jsonl."""
 
     def on_event(event: Event) -> None:
-        state = event.state
-        if event.kind == "log":
-            row = {"loss": state.loss, "lr": event.lr, "gradient": event.gradient_norm}
-            row |= {"perplexity": perplexity(state.loss)} if event.has_perplexity else {}
-            row["tokens_per_second"] = round(event.tokens_per_second, 1)
-        elif event.kind == "valid":
-            row = {f"valid_{name}": value for name, value in state.valid.items()}
-            row |= {f"train_{name}": value for name, value in state.train.items()}
-        else:
-            return
-        seconds = round(state.seconds, 3)
-        run.add_metrics({"step": state.step, "epoch": event.epoch, "seconds": seconds, "tokens": state.tokens} | row)
+        if row := metrics_of(event):
+            run.add_metrics(row)
 
     return on_event
+
+
+def metrics_of(event: Event) -> dict[str, Any] | None:
+    """The row of metrics.jsonl for a log line or a validation; None for a step."""
+    state = event.state
+    if event.kind == "log":
+        row = {"loss": state.loss, "lr": event.lr, "gradient": event.gradient_norm}
+        row |= {"perplexity": perplexity(state.loss)} if event.has_perplexity else {}
+        row["tokens_per_second"] = round(event.tokens_per_second, 1)
+    elif event.kind == "valid":
+        row = {f"valid_{name}": value for name, value in state.valid.items()}
+        row |= {f"train_{name}": value for name, value in state.train.items()}
+    else:
+        return None
+    return {"step": state.step, "epoch": event.epoch, "seconds": round(state.seconds, 3), "tokens": state.tokens} | row
 
 
 @contextmanager

@@ -58,6 +58,7 @@ from headstock.train.session import (
     save_data_paths,
 )
 from headstock.train.settings import RunConfig, make_config
+from headstock.train.trackers import Tracking, tracked
 
 logger = logging.getLogger(__name__)
 
@@ -137,8 +138,8 @@ def finetune(
         weights = check_inputs(source, run_config, labelled, splits)
         url = train_settings.mirror if distributed.is_main else None
         if resuming and target.is_complete():
-            with mirrored(target, url):
-                return finished_results(target, distributed)
+            with mirrored(target, url), tracked(target, train_settings, distributed) as tracking:
+                return tracking.finish(finished_results(target, distributed))
         if distributed.is_main and not resuming:
             # the length as set: inferred from these rows, it would contradict the same options at a resume
             origin = {} if source is None else {SOURCE_WEIGHTS: source_hash(source, run_config)}
@@ -149,7 +150,10 @@ def finetune(
                 adapted = adapt(target, source, run_config, splits.train, distributed, device, callbacks)
                 weights = average_weights(weights, adapted, run_config.transfer.adapt_average)
             objective = build_lm_objective(source, run_config)
-            return train_and_evaluate(session, run_config, labelled, weights, objective, splits, callbacks)
+            with tracked(target, train_settings, distributed) as tracking:
+                return train_and_evaluate(
+                    session, run_config, labelled, weights, objective, splits, callbacks, tracking
+                )
 
 
 def check_same_data(target: RunFolder, splits: LabelledSplits) -> None:
@@ -242,6 +246,7 @@ def train_and_evaluate(
     objective: Task | None,
     splits: LabelledSplits,
     callbacks: Sequence[Callback],
+    tracking: Tracking,
 ) -> dict[str, Any]:
     """Train one model, or an ensemble with one seed each, evaluate it, and write results and model card.
 
@@ -265,7 +270,7 @@ def train_and_evaluate(
             if distributed.is_main and not run.exists():
                 run.create(member.plain(), task.tokenizer, target.data())
             distributed.barrier()
-        with run_callbacks(run, callbacks, member.train, distributed) as active:
+        with run_callbacks(run, [*callbacks, *tracking.callbacks(run)], member.train, distributed) as active:
             fits.append(
                 fit(
                     member,
@@ -280,7 +285,7 @@ def train_and_evaluate(
             )
     seconds = max(time.monotonic() - began, sum(f.state.seconds for f in fits))  # also before an interruption
     results = finetune_results(target, run_config, fits, data, splits, distributed, seconds)
-    return finish_run(target, distributed, results)
+    return tracking.finish(finish_run(target, distributed, results))
 
 
 def finetune_results(

@@ -40,6 +40,7 @@ from headstock.train.session import (
     save_data_paths,
 )
 from headstock.train.settings import RunConfig, make_config
+from headstock.train.trackers import tracked
 
 logger = logging.getLogger(__name__)
 
@@ -97,11 +98,12 @@ def pretrain(
             setup = open_setup(run, run_config, on) if session.resuming else create_run(run, run_config, weights, on)
             save_data_paths(run, run_config)
         session.distributed.barrier()  # the folder exists now
-        with mirrored(run, run_config.train.mirror if session.distributed.is_main else None):
+        url = run_config.train.mirror if session.distributed.is_main else None
+        with mirrored(run, url), tracked(run, run_config.train, session.distributed) as tracking:
             if complete:
-                return finished_results(run, session.distributed)
+                return tracking.finish(finished_results(run, session.distributed))
             setup = setup or open_setup(run, make_config(run.config()))
-            return train_and_evaluate(session, setup, callbacks, weights)
+            return tracking.finish(train_and_evaluate(session, setup, [*callbacks, *tracking.callbacks(run)], weights))
 
 
 @dataclass

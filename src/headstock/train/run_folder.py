@@ -35,7 +35,7 @@ from headstock.train.remote_run import fetch_run, url_of
 from headstock.train.tensors import MANIFEST, check_finite, find_damage, read_shapes, read_tensors, write_tensors
 
 SECTIONS = {"model", "task", "data", "train"}  # of every run's config.json
-FILES = ("config", "data", "tokenizer", "source_tokenizer", "results", "manifest", "calibration")
+FILES = ("config", "data", "tokenizer", "source_tokenizer", "results", "manifest", "calibration", "tracking")
 STEP = "step-"  # followed by the number of the step: the folder of a checkpoint
 CHECKPOINTS: FolderLayout = {f"{STEP}*": {"*.safetensors": None, PROGRESS: None, MANIFEST: None}}
 # everything that a run folder may contain: a folder with anything else in it is not replaced
@@ -109,6 +109,11 @@ class RunFolder:
     @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
+
+    @property
+    def tracking_file(self) -> Path:
+        """The run's id at its experiment tracker, and what was sent there."""
+        return self.path / "tracking.json"
 
     @property
     def report(self) -> Path:

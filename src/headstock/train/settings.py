@@ -213,6 +213,8 @@ class TrainSettings:
     weights: Literal["best", "last"] = "best"  # the run's final weights
     log_every: int | None = None  # steps; a fiftieth of the run unless given
     tensorboard: bool = True  # write events to RUN/tensorboard
+    # experiment tracker; its server and project are set by its own environment variables
+    track: Literal["none", "mlflow", "wandb"] = config.added("none")
     seed: int = 0  # of initial weights, data order and dropout
 
     def __post_init__(self) -> None:

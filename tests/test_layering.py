@@ -25,11 +25,12 @@ LAYERS = [
     {"experiments", "explain", "interop", "maintenance"},
     {"serve"},
     {"api"},
+    {"sklearn", "huggingface"},
     {"cli"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 HEAVY = {"sympy", "matplotlib", "sklearn", "fastapi", "uvicorn", "transformers", "onnx", "pyarrow", "tensorboard"}
-HEAVY |= {"optuna", "faiss", "ray", "mlflow", "wandb"}
+HEAVY |= {"optuna", "faiss", "ray", "mlflow", "wandb", "datasets", "pandas"}
 
 
 def imports(file: Path):

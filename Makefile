@@ -65,11 +65,12 @@ dist: $(VENV)/.all
 # What the wheel and its required packages are, in an environment of their own, as CycloneDX: dist/headstock.cdx.json
 sbom: dist
 	rm -rf dist/.environment
-	$(PYTHON) -m venv dist/.environment
-	dist/.environment/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	$(PYTHON) -m venv --without-pip dist/.environment
+	$(BIN)/python -m pip --python dist/.environment/bin/python install --quiet -c constraints.txt dist/*.whl
 	$(PIP) 'cyclonedx-bom>=7'
-	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type application --output-reproducible \
-		--output-format JSON --output-file dist/headstock.cdx.json dist/.environment/bin/python
+	sed "s/^dynamic = .*/version = \"$$($(BIN)/headstock --version | cut -d' ' -f2)\"/" pyproject.toml > dist/.environment/pyproject.toml
+	$(BIN)/cyclonedx-py environment --pyproject dist/.environment/pyproject.toml --mc-type application \
+		--output-reproducible --output-format JSON --output-file dist/headstock.cdx.json dist/.environment/bin/python
 	rm -rf dist/.environment
 
 # Install torch first, at the version in constraints.txt, so that no other requirement selects another build.

@@ -159,4 +159,4 @@ def warnings(test: SelfTest) -> Iterator[str]:
             yield f"the disk of the {name} folder has {megabytes(system.free_disk(folder))} left"
     torch = test.stages.get("torch")
     if torch and torch["cuda"] is None and system.nvidia_gpus():
-        yield "there is an NVIDIA GPU, but this build of torch has no CUDA: see docs/install.md"
+        yield "there is an NVIDIA GPU, but this build of torch has no CUDA: see docs/start/install.md"

@@ -82,6 +82,14 @@ class Studio:
         self.run(f"{common} --out runs/pretrained", makes="runs/pretrained/results.json")
         self.run(f"{common} --init scratch --out runs/scratch", makes="runs/scratch/results.json")
 
+    def few_labels(self) -> None:
+        """The classifier of the tutorial on few labels: SetFit on 32 suggested rows."""
+        self.quotes()
+        pool = "--pool data/quotes/train.csv --count 32 --with label"
+        self.run(f"suggest reviews-en {pool} --out first.csv", makes="first.csv")
+        files = "--train first.csv --valid data/quotes/valid.csv --test data/quotes/test.csv"
+        self.run(f"finetune reviews-en {files} --method setfit --out runs/first", makes="runs/first/results.json")
+
     @contextlib.contextmanager
     def tab(self, address: str, *, height: int, dark: bool = False, width: int = WIDTH) -> Iterator[Page]:
         context = self.browser.new_context(
@@ -152,7 +160,7 @@ def report_compare(studio: Studio) -> None:
     shutil.copy(ROOT / "recipes/results/quotes/results.json", folder)
     studio.run("report runs/quotes")
     studio.shoot("report-compare", "runs/quotes/report.html", height=880)
-    studio.shoot("report-errors", "runs/quotes/report.html", height=900, section="#inside")
+    studio.shoot("report-errors", "runs/quotes/report.html", height=780, section="#inside")
 
 
 @picture
@@ -165,8 +173,8 @@ def report_pretrain(studio: Studio) -> None:
 
 @picture
 def report_finetune(studio: Studio) -> None:
-    studio.classifiers()
-    studio.shoot("report-finetune", "runs/pretrained/report.html", height=900)
+    studio.few_labels()
+    studio.shoot("report-finetune", "runs/first/report.html", height=590)
 
 
 @picture
@@ -203,8 +211,8 @@ def explain_layer(studio: Studio) -> None:
 
 @picture
 def explain_prediction(studio: Studio) -> None:
-    studio.classifiers()
-    studio.run(f'explain prediction runs/pretrained "{DULL}" --out why.html', makes="why.html")
+    studio.few_labels()
+    studio.run(f'explain prediction runs/first "{DULL}" --out why.html', makes="why.html")
     studio.shoot("explain-prediction", "why.html", height=760)
 
 
@@ -264,13 +272,13 @@ def serve_embed(studio: Studio) -> None:
 
 
 def terminal(name: str, command: str, studio: Studio, *, part: str = "") -> None:
-    """The output of a command, or the paragraph that starts with `part`, as an SVG that looks like a terminal."""
+    """The output of a command, up to a blank line and from `part` on, as an SVG that looks like a terminal."""
     from rich.console import Console
     from rich.text import Text
 
     output = studio.run(f"{command} --quiet").strip("\n")
-    output = output[output.index(part) :].partition("\n\n")[0] if part else output
-    console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True)
+    output = output[output.index(part) :].partition("\n\n")[0]
+    console = Console(record=True, width=104, file=io.StringIO(), force_terminal=True)
     console.print(Text(f"$ headstock {command}", style="bold"))
     console.print(Text.from_ansi(output), end="\n\n")  # the last line is cut off
     svg = console.export_svg(title="", unique_id=name, code_format=TERMINAL)
@@ -303,21 +311,14 @@ def plan(studio: Studio) -> None:
 
 @picture
 def suggest(studio: Studio) -> None:
-    studio.classifiers()
-    terminal("suggest", "suggest runs/pretrained --pool data/quotes/test.csv --count 4", studio)
+    studio.few_labels()
+    terminal("suggest", "suggest runs/first --pool data/quotes/valid.csv --count 4", studio)
 
 
 @picture
 def score(studio: Studio) -> None:
     schema = "The trophy does not fit in the suitcase because [it] is too big. | *the trophy | the suitcase"
     terminal("score", f'score reviews-en --schema "{schema}"', studio)
-
-
-@picture
-def search(studio: Studio) -> None:
-    studio.quotes()
-    query = "a thriller that keeps you guessing"
-    terminal("search", f'search reviews-en --corpus data/quotes/train.csv "{query}" --top 5', studio)
 
 
 @picture

@@ -125,7 +125,7 @@ class Studio:
 def save(name: str, page: Page, *, top: float = 0) -> None:
     """Write a screenshot, of one viewport from `top` on, as a PNG with as many colours as fit the limit."""
     size = page.viewport_size or {"width": WIDTH, "height": WIDTH}
-    content = page.screenshot(full_page=True, clip={"x": 0, "y": top, **size})  # type: ignore[typeddict-item]
+    content = page.screenshot(full_page=True, clip={"x": 0, "y": top, **size})
     image = Image.open(io.BytesIO(content)).convert("RGB")
     for colours in (256, 128, 64, 32):
         file = io.BytesIO()

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -27,6 +27,7 @@ import headstock
 from headstock.interop import export_run
 from headstock.interop.onnx import open_session
 from headstock.model.batch import Batch
+from headstock.tasks.pooled_text import PooledTextTask
 
 SETTINGS: dict[str, Any] = {"pool": "cls", "dense": "tanh", "task.opening": "cls", "closed": True, "task.dropout": 0.0}
 SETTINGS |= {"bidirectional": True}  # there is no pretraining objective to decide it
@@ -58,7 +59,7 @@ def make_backends(run: Path, folder: Path, threads: int) -> dict[str, Callable[[
     export_run(run, folder / "onnx", to="onnx", int8=True)
     theirs = AutoModelForSequenceClassification.from_pretrained(folder / "huggingface").eval()
     loaded = headstock.load(run, device="cpu")
-    task, model = loaded.classification_task(), loaded.model
+    task, model = cast(PooledTextTask, loaded.classification_task()), loaded.model
 
     def eager(row: np.ndarray) -> np.ndarray:
         with torch.inference_mode():
@@ -109,7 +110,10 @@ def main() -> None:
         run = make_run(Path(folder), args)
         loaded = headstock.load(run, device="cpu")
         backends = make_backends(run, Path(folder), args.threads)
-        task, texts = loaded.classification_task(), random_texts(args.texts, longest=args.words, seed=1)
+        task, texts = (
+            cast(PooledTextTask, loaded.classification_task()),
+            random_texts(args.texts, longest=args.words, seed=1),
+        )
         rows = [np.array(task.sequences(ids, 256)) for ids in loaded.tokenizer.encode_batch(texts)]
         seconds, differences = measure(backends, rows)
         parameters = loaded.model.parameter_counts()["total"]

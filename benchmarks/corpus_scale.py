@@ -4,7 +4,8 @@
 
 The corpus is made of real sentences in a random order: every document draws sentences from the given text, so that no
 two documents are equal and words have their real frequencies. `headstock pretrain` then runs on all of it and on a
-hundredth of it, each in a fresh process with an empty cache, for the same number of minutes.
+hundredth of it, each in a fresh process with an empty cache, for the same number of minutes. `--reuse` measures the
+speed of training again, with the corpus and the stores in --out, and replaces it in the result.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from typing import Any
 from headstock.data.corpus import read_corpus
 
 SENTENCES = 20  # per document
+SPEEDS = ("tokens_per_second", "tokens_per_second_of_halves")
 STAGES = {"tokenizer": r"documents are", "hash": r"hashed the documents", "store": r"MB/s\)"}  # the line that ends each
 
 
@@ -134,8 +136,11 @@ def main() -> None:
         for name, amount in corpora.items()
     }
     result: dict[str, Any] = {"cores": os.cpu_count(), "sentences": len(sentences), "options": args.option}
+    if args.reuse and args.result and args.result.exists():
+        result = json.loads(args.result.read_text())
     for name in corpora:
-        result[name] = measure(files[name], args.out / name / "work", args.minutes, args.option, reuse=args.reuse)
+        row = measure(files[name], args.out / name / "work", args.minutes, args.option, reuse=args.reuse)
+        result[name] = result[name] | {key: row[key] for key in SPEEDS} if name in result else row
         print(json.dumps({name: result[name]}), flush=True)
     result["speed_ratio"] = round(result["large"]["tokens_per_second"] / result["small"]["tokens_per_second"], 4)
     if args.result:

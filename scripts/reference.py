@@ -261,7 +261,7 @@ def section(title: str, config: type, *, level: int = 2) -> str:
 def described_fields(config: type) -> Iterator[tuple[str, str, str, str]]:
     """Name, type, default and comment of each field of a dataclass."""
     hints, comments = typing.get_type_hints(config), field_comments(config)
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+    for field in dataclasses.fields(config):
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         default = REQUIRED if required else show_default(field.default)
         yield field.name, show_type(hints[field.name]), default, comments.get(field.name, "")
@@ -283,7 +283,7 @@ def own_comments(source: str) -> dict[str, str]:
     comments = {}
     for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            above, line = [], node.lineno - 1
+            above, line = list[str](), node.lineno - 1
             while line in by_line and lines[line - 1].lstrip().startswith("#"):
                 above.insert(0, by_line[line])
                 line -= 1

@@ -323,20 +323,8 @@ class EnsembleResult(SavedResult):
 
 
 @dataclass(frozen=True, eq=False)
-class LRCurve(Result):
+class LRCurve(Result, LRFinderResult):
     """The curve of a learning-rate range test and the learning rates it suggests."""
-
-    lrs: list[float]
-    losses: list[float]
-    smoothed: list[float]
-    suggestions: dict[str, float]  # valley, steepest and minimum; empty if the loss did not fall
-    diverged: bool  # True if the test stopped early, because the loss rose
-    note: str  # what limits the suggestions; empty if nothing does
-
-    @property
-    def suggestion(self) -> float | None:
-        """The learning rate to start with."""
-        return self.suggestions.get("valley")
 
     def to_dict(self) -> dict[str, Any]:
         return super().to_dict() | {"suggestion": self.suggestion}
@@ -346,8 +334,7 @@ class LRCurve(Result):
         return [{"lr": lr, "loss": loss, "smoothed": smoothed} for lr, loss, smoothed in values]
 
     def _repr_html_(self) -> str:
-        curve = LRFinderResult(self.lrs, self.losses, self.smoothed, self.suggestions, self.diverged, self.note)
-        return notebook.lr_html(curve)
+        return notebook.lr_html(self)
 
 
 @dataclass(frozen=True, eq=False)

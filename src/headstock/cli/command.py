@@ -35,14 +35,17 @@ from headstock.io import finite
 from headstock.logs import log_level, messages_to
 from headstock.signals import signal_of, sigterm_raises
 
-# verbs per section of `headstock --help`, filled by the decorator; those that are named here come first
+# verbs per section of `headstock --help`, in its order; the decorator adds those that are not named here
 SECTIONS: dict[str, list[str]] = {
-    "Start": ["demo"],
-    "Train": [],
-    "Compare and measure": [],
-    "Use a run": [],
-    "Look inside": [],
-    "Exchange": [],
+    "Start": ["demo", "data", "presets", "plan"],
+    "Train": ["tokenizer", "pretrain", "finetune", "distil", "lr-find"],
+    "Compare and measure": ["compare", "sweep", "ensemble", "report", "evaluate", "glue", "quality", "bench"],
+    "Use a run": [
+        *("predict", "calibrate", "suggest", "answer", "translate", "generate", "fill", "score"),
+        *("embed", "search", "serve"),
+    ],
+    "Look inside": ["explain"],
+    "Exchange": ["export", "import"],
     "Maintain": ["doctor", "cache", "completion"],
 }
 DISTRIBUTED: set[str] = set()  # verbs that run under torchrun, where only rank 0 prints

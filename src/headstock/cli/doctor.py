@@ -13,7 +13,7 @@ def doctor(
     common: Common,
     self_test: Annotated[bool, "Pretrain, save, load and generate with a tiny model."] = True,
 ) -> dict[str, Any]:
-    """Check the installation; the output can be pasted into a bug report.
+    """Check the installation, for yourself or for a bug report.
 
     Lists versions, devices, extras, folders and environment variables, without user names, home folders or secrets,
     and trains a tiny model for a few seconds. The exit code is 1 if something essential does not work.

@@ -22,7 +22,7 @@ def ensemble(
     tfidf: Annotated[bool, "TF-IDF, fitted on the training rows, is a member too."] = False,
     skip_blank: SkipBlank = False,
 ) -> dict[str, Any]:
-    """Combine classifiers of different families, and TF-IDF, with fitted weights.
+    """Combine classifiers, and TF-IDF, with fitted weights.
 
     The weights are fitted on the validation rows. Members that are cross-validated sweeps (headstock sweep --folds)
     have out-of-fold predictions of all rows for that. The report has the gain over the best member with its interval.

@@ -19,9 +19,10 @@ def glue(
     tasks: Annotated[str | None, "Only these tasks, such as cola,rte."] = None,
     rows: Annotated[int | None, "Train on at most this many rows of each task."] = None,
 ) -> dict[str, Any]:
-    """Fine-tune a run on the GLUE tasks of a folder and average their scores.
+    """Fine-tune a run on GLUE tasks and average the scores.
 
-    Measured on the development files; a tenth of the training rows selects the epoch. Missing tasks are named.
+    The tasks in the folder are measured on their development files; a tenth of the training rows selects the epoch.
+    Missing tasks are named.
 
     Example: headstock glue reviews-en glue_data --tasks cola,rte,sts-b --out runs/glue
     """

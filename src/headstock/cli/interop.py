@@ -28,7 +28,7 @@ def export(
     private: Annotated[bool, "With --push: make a new repository private."] = False,
     dry_run: Annotated[bool, "With --push: list the files instead of uploading them."] = False,
 ) -> dict[str, Any]:
-    """Export a run to Hugging Face, ONNX Runtime, llama.cpp (GGUF) or the course lab.
+    """Export a run to Hugging Face, ONNX, GGUF or the course lab.
 
     Example: headstock export runs/reviews --to huggingface reviews-hf
     """

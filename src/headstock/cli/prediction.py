@@ -179,9 +179,10 @@ def predict(
     int8: Int8 = False,
     **prompting: Unpack[PromptOptions],
 ) -> dict[str, Any]:
-    """Predict classes, tags or answers with a fine-tuned run, or classes with a prompted language model.
+    """Predict classes, tags or values with a run.
 
-    `--coverage` abstains below the confidence that this share of the run's calibration rows reaches.
+    A fine-tuned run predicts with its head; a language model predicts classes from a prompt (--prompt). `--coverage`
+    abstains below the confidence that this share of the run's calibration rows reaches.
 
     Example: headstock predict reviews-en --prompt "{text} It was [MASK]." --label-words neg=bad,pos=good "What a film!"
     Example: headstock predict runs/tagger --file test.conll --out predictions.jsonl

@@ -56,10 +56,11 @@ def quality(
     copies: Annotated[bool, "Search the run's training text for copies."] = True,
     out: Annotated[Path | None, "Write all texts to this .jsonl file."] = None,
 ) -> dict[str, Any]:
-    """Measure generated text beside human text: repetition, diversity, perplexity, MAUVE and copies.
+    """Measure generated text beside human text.
 
-    A run continues the beginnings of held-out passages with each way of decoding; the true continuations are measured
-    alike. Intervals are 95% over the texts.
+    Measured are repetition, diversity, perplexity, MAUVE and copies of the training text. A run continues the
+    beginnings of held-out passages with each way of decoding; the true continuations are measured alike. Intervals
+    are 95% over the texts.
 
     Example: headstock quality runs/gpt --judge runs/judge --decoding greedy --decoding top_p=0.9 --controls
     Example: headstock quality a.txt b.txt --reference human.txt --judge runs/gpt

@@ -32,7 +32,7 @@ def search(
     out: Annotated[Path | None, "Write one JSON line per query to this .jsonl file."] = None,
     int8: Int8 = False,
 ) -> dict[str, Any]:
-    """Find the documents of a corpus that are most similar to a query.
+    """Find the documents that are most similar to a query.
 
     Documents are ranked by the cosine similarity of the run's embeddings. The embeddings of the corpus are computed
     once and kept in the cache, until the corpus, the weights or the options change.

@@ -39,7 +39,7 @@ def serve(
         list[str] | None, typer.Option("--set", help="A limit, such as --set max_tokens=2048; repeatable.")
     ] = None,
 ) -> dict[str, Any]:
-    """Serve runs as a web page and an API that OpenAI's clients speak.
+    """Serve runs as a web page and an OpenAI-compatible API.
 
     Prints the URL once requests are answered. Ctrl-C or SIGTERM stops it after the requests that are running.
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from headstock.config import flatten_tables
 from headstock.errors import ConfigError
 from headstock.experiments import compare_settings as settings
-from headstock.experiments import recipe, sweep_settings
+from headstock.experiments import sweep_settings
 from headstock.train.resolve import resolve_finetune_config as transfer_config
 from headstock.train.resolve import resolve_pretrain_config
 from headstock.train.run_folder import open_run
@@ -32,7 +33,7 @@ def load(path: Path) -> None:
         if plan.compare.task != "translate":  # for which no stock ships
             transfer_config(open_run("reviews-en"), plan.compare.task, None, dict(plan.settings))
         if plan.pretrain:
-            asked = recipe.flatten_tables({key: value for key, value in plan.pretrain.items() if key != "preset"})
+            asked = flatten_tables({key: value for key, value in plan.pretrain.items() if key != "preset"})
             resolve_pretrain_config(plan.pretrain.get("preset"), None, asked)
     elif (task := written.get("task", {}).get("name")) in ("classify", "pair", "tag", "answer", "translate"):
         source = None if "preset" in written.get("transfer", {}) else open_run("reviews-en")

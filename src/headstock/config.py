@@ -6,7 +6,7 @@ import math
 import re
 import tomllib
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType, UnionType
@@ -184,3 +184,11 @@ def merge(*layers: dict[str, Any]) -> dict[str, Any]:
             else:
                 merged[key] = value
     return merged
+
+
+def flatten_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"model": {"depth": 2}}` -> `{"model.depth": 2}`."""
+    settings: dict[str, Any] = {}
+    for name, value in tables.items():
+        settings |= {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
+    return settings

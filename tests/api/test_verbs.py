@@ -116,6 +116,16 @@ def test_a_sweep_a_range_test_and_a_plan(tmp_path):
     assert "model.depth" in plan._repr_html_()
 
 
+def test_minutes_alone_plan_the_size(tmp_path, caplog):
+    with caplog.at_level(logging.INFO, logger="headstock"):
+        headstock.pretrain(TEXTS * 20, out=tmp_path / "p", minutes=0.005, lr=1e-3, device="cpu", report=False)
+    assert "no preset or size given" in caplog.text
+    config = json.loads((tmp_path / "p" / "config.json").read_text())
+    assert (config["model"]["positions"], config["train"]["lr"]) == ("rotary", 1e-3)
+    with pytest.raises(UserError, match="exists"):  # reported before the size is planned
+        headstock.pretrain(TEXTS, out=tmp_path / "p", minutes=1)
+
+
 def test_progress_is_silent_where_nobody_looks(tmp_path, capfd, monkeypatch):
     headstock.pretrain(TEXTS * 10, out=tmp_path / "quiet", settings=TINY, steps=4)
     assert capfd.readouterr() == ("", "")

@@ -11,11 +11,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import headstock
+from headstock.config import flatten_tables
 from headstock.cost.model import model_cost, model_dimensions
 from headstock.cost.training_cost import optimizer_flops
 from headstock.data.corpus import read_corpus
 from headstock.errors import UserError
-from headstock.experiments.recipe import flatten_tables, to_toml
+from headstock.experiments.recipe import to_toml
 from headstock.planner import corpus_size, forecast, probe
 from headstock.planner import planner as planner_module
 from headstock.planner.corpus_size import compression_ratio, count_tokens, measure_corpus

@@ -11,12 +11,12 @@ from headstock.api.progress import show_progress
 from headstock.api.reports import finish_experiment
 from headstock.api.results import Comparison, EnsembleResult, LRCurve, Plan, SweepResult
 from headstock.api.settings import merged_settings
+from headstock.config import flatten_tables
 from headstock.data.corpus import DocumentUnit
 from headstock.errors import UserError
 from headstock.experiments import compare as comparing
 from headstock.experiments import ensemble as ensembles
 from headstock.experiments import sweep as sweeping
-from headstock.experiments.recipe import flatten_tables
 from headstock.planner import planner
 from headstock.train import lr_finder
 from headstock.train.callbacks import Callback

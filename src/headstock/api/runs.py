@@ -11,6 +11,7 @@ from headstock.api.reports import finish_run
 from headstock.api.results import Export, ImportedRun, RunResult
 from headstock.api.settings import merged_settings
 from headstock.experiments import distil as distillation
+from headstock.planner.model_size import with_planned_size
 from headstock.train import finetune as finetuning
 from headstock.train import pretrain as pretraining
 from headstock.train.callbacks import Callback
@@ -43,7 +44,8 @@ def pretrain(
     """Train a tokenizer and a language model on text.
 
     Settings come from the preset, then `config_file`, then `settings`, then keywords (`depth=4`, `lr=1e-3`); the later
-    wins. With `resume`, an interrupted run continues, and a run that does not exist is started. `start` is a finished
+    wins. With `minutes` and no preset, file, tokenizer or size, the planner chooses the model (see `plan`). With
+    `resume`, an interrupted run continues, and a run that does not exist is started. `start` is a finished
     run whose model, tokenizer and weights this run starts from. With `on="ray"` a Ray cluster builds the token store.
     `callbacks` are called with an `Event` after each step, log line and validation.
     """
@@ -52,6 +54,16 @@ def pretrain(
     paths = [] if corpus is None else corpus_paths(corpus, column=column)
     values |= {} if valid is None else {"data.valid": corpus_paths(valid, name="valid", column=column)}
     with show_progress(progress) as shown:
+        values = with_planned_size(
+            values,
+            paths,
+            out=out,
+            named=any((preset, config_file, start, tokenizer)),
+            objective=objective,
+            resume=resume,
+            overwrite=overwrite,
+            device=device,
+        )
         results = pretraining.pretrain(
             paths,
             out=out,

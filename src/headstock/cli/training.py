@@ -1,8 +1,6 @@
 """`headstock pretrain` and `headstock finetune`."""
 
-import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Unpack
 
 import typer
@@ -22,12 +20,6 @@ from headstock.cli.options import (
     SettingOptions,
     SkipBlank,
 )
-
-logger = logging.getLogger(__name__)
-
-# settings that fix the size of a model, which then is not planned
-SIZES = ("vocabulary", "depth", "width", "context", "heads", "hidden", "family")
-SIZE_SETTINGS = ("model.", "tokenizer.", "task.", *SIZES)
 
 
 @dataclass(frozen=True)
@@ -60,6 +52,7 @@ def pretrain(
     Example: headstock pretrain corpus.txt --out runs/mine --preset gpt-nano --minutes 5
     """
     from headstock.errors import shell_quote
+    from headstock.planner.model_size import with_planned_size
     from headstock.report.pages import write_report
     from headstock.tasks.base import TASKS
     from headstock.tasks.samples import sample_lines
@@ -75,9 +68,16 @@ def pretrain(
     values |= {"data.column": column} if (column := columns.text()) is not None else {}
     if options["resume"]:
         check_resumable(RunFolder(out), requested_mirror(values, options["config_file"]))
-    model_is_named = any(options[name] for name in ("preset", "config_file", "start", "tokenizer"))
-    if settings.minutes and corpus and not model_is_named and not (options["resume"] and out.exists()):
-        values = planned_settings(common, corpus, settings.minutes, values, out, options)
+    values = with_planned_size(
+        values,
+        corpus or (),
+        out=out,
+        named=any(options[name] for name in ("preset", "config_file", "start", "tokenizer")),
+        objective=options["objective"],
+        resume=options["resume"],
+        overwrite=options["overwrite"],
+        device=common.device,
+    )
     with terminal_progress(quiet=common.quiet) as callbacks:
         results = training.pretrain(
             corpus or (), out=out, settings=values, device=common.device, callbacks=callbacks, **options
@@ -98,39 +98,6 @@ def pretrain(
     if task.fills_masks:
         common.show(f'try: headstock fill {shell_quote(out)} "Once [MASK] a time"')
     return results
-
-
-def planned_settings(
-    common: Common, corpus: list[str], minutes: float, settings: dict[str, Any], out: Path, options: PretrainOptions
-) -> dict[str, Any]:
-    """Add the planner's model size to the settings, unless they already name one."""
-    from headstock import config
-    from headstock.experiments.recipe import flatten_tables
-    from headstock.planner.planner import plan
-    from headstock.planner.summary import plan_reason
-    from headstock.train.run_folder import RunFolder
-    from headstock.train.session import check_output_folder
-    from headstock.train.settings import TrainSettings
-
-    # report wrong settings before the plan, which takes seconds and prints a message
-    check_output_folder(RunFolder(out), resume=options["resume"], overwrite=options["overwrite"])
-    train_settings = {key.removeprefix("train."): value for key, value in settings.items()}
-    names = TrainSettings.__dataclass_fields__.keys() & train_settings.keys()
-    config.from_dict(TrainSettings, {name: train_settings[name] for name in names}, prefix="train")
-    if "-" in corpus or any(key.startswith(SIZE_SETTINGS) for key in settings) or not common.prints:
-        return settings
-    proposal = plan(
-        corpus,
-        device=common.device,
-        minutes=minutes,
-        objective=options["objective"],
-        documents=settings.get("data.documents"),
-        column=settings.get("data.column"),
-    )
-    logger.info(plan_reason(proposal))
-    named = {key.rpartition(".")[2] for key in settings} | {"steps", "corpus"}
-    planned = flatten_tables(proposal.config)
-    return {key: value for key, value in planned.items() if key.rpartition(".")[2] not in named} | settings
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from headstock.experiments.duration import format_duration_range, grid_seconds
 from headstock.experiments.grid import TrialResult, explain_interruption, lock_experiment, run_grid
 from headstock.experiments.leakage import LeakageReport, check_leakage
 from headstock.experiments.ray_trials import Placement, place_trials
-from headstock.experiments.recipe import flatten_tables, given_options
+from headstock.experiments.recipe import given_options
 from headstock.io import FolderLayout, rank_and_size
 from headstock.report.theme import arm_label
 from headstock.tasks.text_metrics import format_score
@@ -152,7 +152,7 @@ def pretrain_backbone(plan: ComparisonPlan, folder: Path, device: str, callbacks
     """The run of the recipe's `pretrain` section, trained in the comparison's folder unless it is finished."""
     run, options = RunFolder(folder / "stock"), dict(plan.pretrain)
     preset, objective = options.pop("preset", None), options.pop("objective", None)
-    settings = ({"task.name": objective} if objective else {}) | flatten_tables(options)
+    settings = ({"task.name": objective} if objective else {}) | config.flatten_tables(options)
     if run.is_finished():
         check_same_settings(run, settings)  # refuses a recipe that was changed since
         return run

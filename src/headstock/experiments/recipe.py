@@ -29,14 +29,6 @@ def toml_value(value: Any) -> str:
     return repr(value)
 
 
-def flatten_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"model": {"depth": 2}}` -> `{"model.depth": 2}`."""
-    settings: dict[str, Any] = {}
-    for name, value in tables.items():
-        settings |= {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
-    return settings
-
-
 def section_problems(recipe: Mapping[str, Any], sections: Sequence[str]) -> Problems:
     """Unknown sections, and known ones that are not tables."""
     unknown = [name for name in recipe if name not in sections]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from headstock import config
 from headstock.errors import ConfigError, UserError
-from headstock.experiments.recipe import flatten_tables, section_problems
+from headstock.experiments.recipe import section_problems
 from headstock.report.sweep_points import Point, canonical, format_value
 from headstock.rng import generator
 from headstock.train.settings import override_flat
@@ -149,7 +149,7 @@ def make_plan(
         raise UserError(f"--run {sweep.run}: cannot be combined with text; a sweep either pretrains or fine-tunes")
     if not (sweep.corpus or sweep.run or file):
         raise UserError("nothing to train: give text to pretrain on, or a run to fine-tune with --run")
-    base = flatten_tables(recipe.get("finetune" if sweep.run else "pretrain", {}))
+    base = config.flatten_tables(recipe.get("finetune" if sweep.run else "pretrain", {}))
     preset, objective = preset or base.pop("preset", None), objective or base.pop("objective", None)
     values = read_grid({**recipe_grid, **recipe.get("grid", {}), **grid}, sampled=sweep.sample is not None)
     config_file = Path(file) if file and not is_recipe else None

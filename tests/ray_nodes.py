@@ -14,7 +14,10 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src"
 START = ["--num-cpus=1", f"--object-store-memory={80 << 20}", "--block", "--log-style=record"]
+START.append("--include-log-monitor=false")
 TASK = "run_on_worker"  # processes of workers are titled `ray::FUNCTION` while a task runs
+# workers keep up with the tests that run beside them (the default is 15), and stay for the next task of their driver
+WORKERS = {"worker_niceness": 0, "num_workers_soft_limit": 4, "enable_metrics_collection": 0}
 HEALTH = {"health_check_period_ms": 500, "health_check_failure_threshold": 5, "health_check_initial_delay_ms": 2000}
 
 
@@ -28,7 +31,7 @@ class RayNodes:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            **{f"RAY_{name}": str(value) for name, value in HEALTH.items()},
+            **{f"RAY_{name}": str(value) for name, value in (HEALTH | WORKERS).items()},
         }
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"

@@ -99,6 +99,20 @@ def kill_a_task(nodes, node, task="run_on_worker"):
     return thread
 
 
+def test_a_task_that_is_lost_too_often_fails(nodes, monkeypatch):
+    monkeypatch.setattr(ray_cluster, "ATTEMPTS", 1)
+
+    def slow():
+        import time
+
+        time.sleep(60)
+
+    killer = kill_a_task(nodes, nodes.nodes[0], "slow")
+    with pytest.raises(WorkError, match="lost 1 times"):
+        list(run_tasks(slow, [()], names=["slow"], cpus=1))
+    killer.join()
+
+
 def test_a_comparison_is_the_same_although_a_worker_is_killed(nodes, stock, files, local, tmp_path):
     messages = []
     killer = kill_a_task(nodes, nodes.nodes[1])
@@ -113,20 +127,6 @@ def test_a_comparison_is_the_same_although_a_worker_is_killed(nodes, stock, file
     with messages_to(messages.append):  # all results are found, and nothing runs
         compare(stock, **files, out=tmp_path / "out", on="ray", **ARMS)
     assert sum("(cached)" in line for line in messages) == 6
-
-
-def test_a_task_that_is_lost_too_often_fails(nodes, monkeypatch):
-    monkeypatch.setattr(ray_cluster, "ATTEMPTS", 1)
-
-    def slow():
-        import time
-
-        time.sleep(60)
-
-    killer = kill_a_task(nodes, nodes.nodes[0], "slow")
-    with pytest.raises(WorkError, match="lost 1 times"):
-        list(run_tasks(slow, [()], names=["slow"], cpus=1))
-    killer.join()
 
 
 def test_an_error_of_a_trial_is_raised_as_it_is(nodes):

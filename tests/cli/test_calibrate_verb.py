@@ -40,6 +40,16 @@ def test_finetune_calibrates_on_the_validation_rows(classifier, run, result):
     }
 
 
+def test_files_that_are_relative_to_another_folder_are_not_called_changed(run, rows, refused, result):
+    config = json.loads((run / "config.json").read_text())
+    config["data"] |= {"train": "data/train.csv", "valid": None}
+    (run / "config.json").write_text(json.dumps(config))
+    message = refused("calibrate", run)
+    assert "data/train.csv" in message and "in the folder where it was trained" in message and "--data" in message
+    assert "changed" not in message
+    assert result("calibrate", run, "--data", rows)["calibration"]["file"] == str(rows)
+
+
 def test_calibration_lowers_the_loss_and_keeps_every_class(run, rows, call, result):
     output = result("calibrate", run, "--data", rows)
     assert output["after"]["loss"] < output["before"]["loss"]

@@ -278,9 +278,14 @@ def test_changed_held_out_rows_are_rejected(folder, tmp_path):
     finetune(folder / "pretrained", out=tmp_path / "run", settings=QUICK | {"epochs": 1}, **files)
     shutil.copy(folder / "train.jsonl", tmp_path / "valid.jsonl")
     model = headstock.load(tmp_path / "run")
-    with pytest.raises(UserError, match="labelled files have changed"):
+    with pytest.raises(UserError, match="or the files have changed; pass the file to evaluate on"):
         model.evaluate()
     assert model.evaluate(tmp_path / "valid.jsonl")["rows"] == 48
+    shutil.copy(folder / "valid.jsonl", tmp_path)
+    lines = (tmp_path / "train.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "train.jsonl").write_text("".join([lines[1], lines[0], *lines[2:]]))
+    with pytest.raises(UserError, match="its labelled files have changed since training"):
+        model.evaluate()
 
 
 def test_methods_of_another_task_are_rejected(folder, run):

@@ -61,11 +61,25 @@ class Evaluation(Result):
 
 def reopen_splits(run: RunFolder, config: RunConfig, task: LabelledTask, *, hint: str) -> LabelledSplits:
     """The rows of a run, which must be those it was trained on; `hint` says what to do otherwise."""
-    with muted():
-        splits = read_splits(config.data, type(task), task.config, seed=config.train.seed)
-    if splits.fingerprint() != run.data()["fingerprint"]:
+    try:
+        with muted():
+            splits = read_splits(config.data, type(task), task.config, seed=config.train.seed)
+    except UserError as error:
+        files = [Path(file) for file in (config.data.train, config.data.valid, config.data.test) if file]
+        elsewhere = any(not file.is_absolute() and not file.exists() for file in files)
+        first = "run this in the folder where it was trained, or " if elsewhere else ""
+        raise UserError(f"{run}: its labelled rows cannot be read again ({error}); {first}{hint}") from None
+    recorded = run.data()
+    if splits.fingerprint() == recorded["fingerprint"]:
+        return splits
+    trained, validated = (recorded[name]["rows"] for name in ("train", "valid"))
+    if (trained, validated) == (len(splits.train), len(splits.valid)):
         raise UserError(f"{run}: its labelled files have changed since training; {hint}")
-    return splits
+    raise UserError(
+        f"{run}: was trained on {trained:,} rows and validated on {validated:,}, but its labelled files give "
+        f"{len(splits.train):,} and {len(splits.valid):,}: a comparison or cross-validation trained it on a sample, or "
+        f"the files have changed; {hint}"
+    )
 
 
 def held_out_records(run: RunFolder, config: RunConfig, task: LabelledTask) -> Records:

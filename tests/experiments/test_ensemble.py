@@ -141,6 +141,8 @@ def test_members_that_do_not_fit_are_refused(members, stock, files, tmp_path):
     rows = {"train": files["train"], "valid": files["valid"], "out": tmp_path / "out"}
     for names, options, message in (
         ([members[0]], {}, "two members or more"),
+        ([tmp_path / "missing"], {}, "missing: no such run"),
+        ([members[0], tmp_path / "missing"], {}, "missing: no such run"),
         ([members[0], members[0]], {}, "given twice"),
         ([members[0], stock], {}, "has no classification head"),
         (members, {"valid": None}, "--valid: is missing"),

@@ -29,7 +29,7 @@ from headstock.tasks.classify import class_predictions
 from headstock.tasks.labelled import LabelledTask
 from headstock.train.labelled_data import hold_out_rows, read_labelled, read_rows
 from headstock.train.resolve import labelled_task
-from headstock.train.run_folder import RunFolder
+from headstock.train.run_folder import RunFolder, open_run
 from headstock.train.settings import LabelledSettings
 
 logger = logging.getLogger(__name__)
@@ -152,17 +152,19 @@ def ensemble(
 
 def open_members(names: Sequence[str | Path], *, tfidf: bool) -> list[Member]:
     """The members that are runs; too few members, and one that is named twice, are refused."""
+    members = [open_member(name) for name in names]
     if not names or len(names) + tfidf < 2:
         raise UserError("an ensemble needs two members or more, of which one is a run; add a run or --tfidf")
     if repeated := sorted({str(name) for name in names if list(map(str, names)).count(str(name)) > 1}):
         raise UserError(f"{repeated[0]}: given twice")
-    return [open_member(name) for name in names]
+    return members
 
 
 def open_member(name: str | Path) -> Member:
     """A run, or the best run of a cross-validated sweep with its out-of-fold predictions."""
     results = RunFolder(Path(name)).results() if (Path(name) / "results.json").is_file() else {}
     if results.get("kind") != "sweep":
+        open_run(name)  # an error if there is none
         return Member(str(name), str(name))
     if not results.get("out_of_fold") or not results.get("best"):
         raise UserError(

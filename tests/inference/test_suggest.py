@@ -10,7 +10,7 @@ import headstock
 from headstock.errors import UserError
 from headstock.experiments.trial_evaluation import t_interval
 from headstock.inference.suggest import badge, farthest_first, normalized_entropy, rank_rows
-from tests.experiments.small import make_rows, write_rows
+from tests.experiments.small import make_rows, read_rows, write_rows
 
 METHODS = ("badge", "entropy", "margin", "uncertainty", "diversity")
 
@@ -146,6 +146,17 @@ def test_the_command_line_writes_rows_with_reasons(call, run, pool, tmp_path):
     out, _ = call("suggest", run.run.path, "--pool", pool, "--method", "margin", "--json")
     report = json.loads(out.splitlines()[-1])
     assert report["method"] == "margin" and len(report["suggestions"]) == 20
+
+
+def test_every_run_writes_the_same_columns(call, run, stock, pool, tmp_path):
+    """The true label of the pool is `input.label`, also where no prediction occupies `label`."""
+    true = {row["text"]: row["label"] for row in read_rows(pool)}
+    for source, name in ((run.run.path, "classifier"), (stock, "pretrained")):
+        call("suggest", source, "--pool", pool, "--count", 4, "--with", "label", "--out", tmp_path / f"{name}.csv")
+    classifier, pretrained = (read_rows(tmp_path / f"{name}.csv") for name in ("classifier", "pretrained"))
+    assert [*classifier[0]] == [*pretrained[0]] and "input.label" in pretrained[0]
+    assert all(row["input.label"] == true[row["text"]] for row in [*classifier, *pretrained])
+    assert {row["label"] for row in classifier} <= {"good", "bad"} and {row["label"] for row in pretrained} == {""}
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,16 @@ def suggest(
         str | None, "margin (default), entropy, uncertainty, diversity, or badge (uncertain and diverse)."
     ] = None,
     out: Annotated[Path | None, "Write the rows to this .csv, .tsv or .jsonl file."] = None,
-    with_: Annotated[str | None, "Columns of the pool to copy to each row, such as id."] = None,
+    with_: Annotated[str | None, "Columns of the pool to copy, such as id; label becomes input.label."] = None,
     int8: Int8 = False,
 ) -> dict[str, Any]:
     """Suggest which rows of a pool to label next.
 
     Rows are ranked by how much a label would teach the classifier. Texts that it was trained on are left out, and equal
     texts are suggested once. A run without a classification head suggests a diverse first set.
+
+    The column label has the prediction, to be corrected; without a classification head it is empty, to be filled in. A
+    column that is copied with --with is named input.NAME if the suggestions have a column NAME.
 
     Example: headstock suggest runs/reviews --pool unlabelled.csv --count 50 --out to-label.csv
     """
@@ -48,7 +51,7 @@ def suggest(
     by_rank: dict[int, dict[str, Any]] = {}
     for row in sorted(rows, key=lambda row: row.row):  # the columns are read in the order of the file
         inputs.pending.append((row.row, row.text))
-        by_rank[row.rank] = inputs.merge({name: value for name, value in row.to_dict().items() if value is not None})
+        by_rank[row.rank] = inputs.merge(row.to_dict())
     table = [by_rank[rank] for rank in sorted(by_rank)]
     if out is not None:
         with open_prediction_file(out) as write:

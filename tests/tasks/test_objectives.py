@@ -23,6 +23,7 @@ OBJECTIVES = {
     "spans": {"task.name": "masked", "unit": "span", "fraction_start": 0.5},
     "words": {"task.name": "masked", "unit": "word", "fraction_start": 0.05, "transform": True},
     "pairs": {"task.name": "masked", "nsp": True, "fraction_start": 0.4, "micro_batch": 4},
+    "electra": {"task.name": "electra", "generator_width": 0.5, "generator_depth": 1, "optimizer": "muon"},
     "hybrid": {"task.name": "hybrid", "causal_share": 0.5, "fraction_start": 0.3, "dropout": 0.1},
 }
 
@@ -70,7 +71,7 @@ def test_resumed_run_is_bit_identical(corpus, tmp_path, tiny, name):
     assert complete == resumed
 
 
-@pytest.mark.parametrize("name", ["hybrid"])
+@pytest.mark.parametrize("name", ["hybrid", "electra"])
 def test_compiled_losses_are_the_same(corpus, tmp_path, tiny, monkeypatch, name):
     torch._dynamo.reset()  # earlier compilations count against a limit
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))

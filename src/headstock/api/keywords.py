@@ -122,6 +122,9 @@ class TextKeywords(TypedDict, total=False):
     masked: float
     random: float
     causal_share: float
+    generator_width: float
+    generator_depth: int | None
+    detection_weight: float
     transform: bool
     nsp: bool
 

@@ -108,7 +108,7 @@ class ModelOptions(ConfigOptions):
     """Options of verbs that create a model."""
 
     preset: Annotated[str | None, "Preset to start from, such as gpt-nano."]
-    objective: Annotated[str | None, "causal, masked, hybrid, both-ways or denoise."]
+    objective: Annotated[str | None, "causal, masked, hybrid, electra, both-ways or denoise."]
     tokenizer: Annotated[Path | None, "Use this tokenizer instead of training one."]
 
 

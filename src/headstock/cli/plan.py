@@ -43,7 +43,7 @@ def plan(
     corpus: Annotated[list[str], typer.Argument(help="Files, folders or globs.")],
     columns: Columns,
     minutes: Annotated[float | None, "Time budget for training."] = None,
-    objective: Annotated[str | None, "causal, masked, hybrid, both-ways or denoise; default: proposed."] = None,
+    objective: Annotated[str | None, "causal, masked, hybrid, electra, both-ways or denoise; else proposed."] = None,
     probe: Annotated[bool, "Measure real steps here to correct the estimate."] = False,
     out: Annotated[Path | None, "Write the settings to this .toml file."] = None,
     documents: Annotated[str | None, DOCUMENTS_HELP] = None,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from headstock.cost.formulas import ModuleCost, SavedActivations
 from headstock.model.backbone import Backbone
 from headstock.model.batch import Batch
+from headstock.model.generator import Generator
 
 Forward = Callable[[nn.Module, str], Any]  # runs a module on one row on a device
 # FLOPs and saved values by the numbers of tokens: a summary asks for the same costs several times
@@ -49,6 +50,16 @@ def measured_head(head: nn.Module, backbone: Backbone) -> ModuleCost:
         return module(torch.zeros(1, backbone.width, device=device, requires_grad=True))
 
     return _measured("head", head, forward, tokens=(1,), counted={id(parameter) for parameter in backbone.parameters()})
+
+
+def measured_generator(generator: Generator, backbone: Backbone, length: int) -> ModuleCost:
+    """The same for the generator of ELECTRA, which reads the tokens of a row itself."""
+
+    def forward(module: nn.Module, device: str) -> Any:
+        return module(Batch(torch.zeros(1, length, dtype=torch.long, device=device))).hidden
+
+    shared = {id(parameter) for parameter in backbone.parameters()}
+    return _measured("generator", generator, forward, tokens=(length,), counted=shared)
 
 
 def _measured(

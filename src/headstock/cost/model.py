@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from torch import nn
 
 from headstock.cost.formulas import CPU, Dimensions, ExecutionContext, ModuleCost, SavedActivations, Size, linear, norm
-from headstock.cost.measured import measured_backbone, measured_head
+from headstock.cost.measured import measured_backbone, measured_generator, measured_head
 from headstock.cost.recurrent import elmo_cost, recurrent_cost
 from headstock.cost.transformer import encoder_decoder_cost, transformer_cost
 from headstock.model.backbone import Backbone, CachedBackbone
@@ -14,6 +14,7 @@ from headstock.model.backbones.elmo import Elmo
 from headstock.model.backbones.encoder_decoder import EncoderDecoder
 from headstock.model.backbones.recurrent import Recurrent
 from headstock.model.backbones.transformer import Transformer
+from headstock.model.generator import Generator
 from headstock.model.heads import ClassificationHead, LMHead, LMHeadTransform, NextSentenceHead, SpanHead
 from headstock.model.model import Model
 from headstock.tasks.base import Task
@@ -73,6 +74,8 @@ def head_cost(head: nn.Module, backbone: Backbone, d: Dimensions, context: Execu
         return next_sentence_cost(d)
     if isinstance(head, ClassificationHead):
         return classification_cost(head, d, getattr(backbone.config, "width", backbone.width))
+    if isinstance(head, Generator):
+        return measured_generator(head, backbone, d.length if isinstance(d.length, int) else backbone.context or 256)
     return measured_head(head, backbone)
 
 
@@ -87,7 +90,8 @@ def lm_head_cost(head: LMHead, d: Dimensions, context: ExecutionContext) -> Modu
 
 def transform_cost(transform: LMHeadTransform, d: Dimensions, context: ExecutionContext) -> ModuleCost:
     bias = transform.dense.bias is not None
-    dense = linear("dense", d.width, d.width, bias=bias)
+    inputs, outputs = transform.dense.in_features, transform.dense.out_features
+    dense = linear("dense", d.width if inputs == outputs else inputs, d.width, bias=bias)
     kind = "layer" if isinstance(transform.norm, nn.LayerNorm) else "rms"
     normed = norm("norm", d.width, kind, context, bias=bias)
     return ModuleCost("transform", saved=SavedActivations(d.width), parts=(dense, normed))

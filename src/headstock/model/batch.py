@@ -66,6 +66,7 @@ class Batch:
     masked: "Batch | None" = None  # the same rows with masked tokens, for an auxiliary language-model loss
     # computed by a frozen backbone before training: (N, D) pooled or (B, T, D); (..., L + 1, D) for a layer mix
     features: Tensor | None = None
+    draws: Tensor | None = None  # (B, T) uniform random numbers, for objectives that sample tokens
     real_examples: RealExamples | None = None  # None: all examples are real
     labels: dict[str, Tensor] = field(default_factory=dict)  # by head; IGNORE_INDEX where nothing is predicted
     label_positions: dict[str, Tensor] = field(default_factory=dict)  # by head (N,) indices of labels in B T positions
@@ -153,6 +154,7 @@ def pad_to_multiple(batch: Batch, multiple: int) -> Batch:
         cu_seqlens=None,
         positions=extend(batch.positions, 0),
         segments=extend(batch.segments, 0),
+        draws=extend(batch.draws, 0.0),
         source=None if batch.source is None else pad_to_multiple(batch.source, multiple),
         masked=None if batch.masked is None else pad_to_multiple(batch.masked, multiple),
         labels=labels,

@@ -42,12 +42,15 @@ class LMHead(nn.Module):
 
 
 class LMHeadTransform(nn.Module):
-    """A linear layer with the backbone's activation and norm, as in BERT's prediction head."""
+    """A linear layer with the backbone's activation and norm, as in BERT's prediction head.
 
-    def __init__(self, backbone: Backbone):
+    `inputs` is the width of its input, if it is not that of the backbone.
+    """
+
+    def __init__(self, backbone: Backbone, *, inputs: int | None = None):
         super().__init__()
         config = backbone.config
-        self.dense = nn.Linear(backbone.width, backbone.width, bias=config.bias)
+        self.dense = nn.Linear(inputs or backbone.width, backbone.width, bias=config.bias)
         self.norm = make_norm(config)
         self.activation = ACTIVATIONS[config.activation]
         if self.dense.bias is not None:

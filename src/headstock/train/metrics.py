@@ -14,7 +14,8 @@ from headstock.tasks.text_metrics import SECONDARY, format_metric, format_range,
 LANGUAGE_MODEL_LABELS = {"loss": "valid loss", "perplexity": "valid ppl", "bits_per_byte": "bits per byte"}
 LANGUAGE_MODEL_LABELS |= {"causal_perplexity": "causal ppl", "masked_perplexity": "masked ppl"}
 LANGUAGE_MODEL_LABELS |= {"forward_perplexity": "forward ppl", "backward_perplexity": "backward ppl"}
-LANGUAGE_MODEL_LABELS |= {"next_accuracy": "next accuracy"}
+LANGUAGE_MODEL_LABELS |= {"next_accuracy": "next accuracy", "detection_loss": "detection loss"}
+LANGUAGE_MODEL_LABELS |= {"generator_perplexity": "generator ppl", "generator_accuracy": "generator accuracy"}
 
 
 def metrics_with_intervals(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:

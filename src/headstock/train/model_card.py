@@ -119,7 +119,8 @@ def pretrained_sections(facts: RunFacts) -> tuple[str, dict[str, str]]:
         limits.append(f"It was trained on rows of {length:,} tokens; its context is {context:,}.")
     if facts.task.generates:
         limits.append("Generated text is plausible, not factual, and may repeat the training text.")
-    title = f"A {facts.task.name} language model ({family}, {total:,} parameters), "
+    article = "An" if facts.task.name.startswith(tuple("aeiou")) else "A"
+    title = f"{article} {facts.task.name} language model ({family}, {total:,} parameters), "
     return f"{title}pretrained with Headstock {facts.version}.", {
         "Data": table(rows | {"fingerprint": f"`{data['fingerprint']}`"}),
         "Training": table(training_rows(facts)),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from headstock.model.backbone import Backbone
 from headstock.model.layers import Attention
 from headstock.model.model import Model
 from headstock.train.settings import TrainSettings
@@ -112,7 +113,9 @@ def make_optimizers(model: Model, settings: TrainSettings) -> list[Optimizer]:
     if settings.optimizer == "muon":
         parts = parts_of(model)
         tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-        inner = [p for p in model.backbone.parameters() if id(p) in trainable and p.dim() == 2 and id(p) not in tables]
+        networks = [module for module in model.modules() if isinstance(module, Backbone)]
+        two_dimensional = {id(p): p for network in networks for p in network.parameters() if p.dim() == 2}
+        inner = [p for key, p in two_dimensional.items() if key in trainable and key not in tables]
         groups = [
             group
             for count in sorted({parts.get(id(p), 1) for p in inner})

@@ -10,7 +10,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from headstock import cli, tasks
+from headstock import api, cli, experiments, planner, tasks
+from headstock.model import backbones
 
 REVIEWS = [("Anne sees Paris.", "town"), ("Ben likes the sea.", "sea"), ("Zoë finds Paris.", "town")] * 8
 SHORT_FINETUNING = ["--set", "least_steps=0", "--epochs", 2, "--lr", 0.01, "--quiet"]
@@ -18,10 +19,11 @@ CONTEXT = multiprocessing.get_context("forkserver")
 PRELOADED = (
     "headstock.train.pretrain headstock.experiments.compare headstock.report.pages headstock.inference.pipeline "
     "torch._dynamo torch.distributed.fsdp torch.distributed.checkpoint.hf_storage "
-    "matplotlib.figure matplotlib.backends.backend_svg jinja2 filelock platformdirs typer._adapters"
+    "matplotlib.figure matplotlib.backends.backend_svg jinja2 filelock platformdirs typer._adapters tests.preloaded"
 )
+PACKAGES = (api, backbones, cli, experiments, planner, tasks)
 CONTEXT.set_forkserver_preload(
-    PRELOADED.split() + [m.name for p in (cli, tasks) for m in pkgutil.iter_modules(p.__path__, f"{p.__name__}.")]
+    [m.name for p in PACKAGES for m in pkgutil.iter_modules(p.__path__, f"{p.__name__}.")] + PRELOADED.split()
 )
 
 
@@ -45,9 +47,18 @@ def command(
         return process.exitcode, streams[1].read_text(encoding="utf-8"), streams[2].read_text(encoding="utf-8")
 
 
-def skip_fsync() -> None:
-    """Do not wait for the disk, in this process: no test cuts the power, and most of a small run's time is waiting."""
+def save_time() -> None:
+    """In this process, leave out what tests do not need.
+
+    Files are not flushed to the disk, since no test cuts the power. Charts saved as PNG have few pixels, and the API
+    writes reports only where a test asks for them: a report takes as long as a small run.
+    """
+    from headstock.api import reports
+    from headstock.report import theme
+
     os.fsync = lambda file: None
+    theme.PNG_DPI = 50
+    reports.WRITE_REPORTS = False
 
 
 def _run(
@@ -67,7 +78,7 @@ def _run(
     os.environ.update(environment)
     os.chdir(folder)
     sys.argv = ["headstock", *arguments]
-    skip_fsync()
+    save_time()
     if patch is not None:
         patch()
     runpy.run_module("headstock", run_name="__main__")

@@ -16,10 +16,10 @@ import hypothesis
 import pytest
 import torch
 
-from tests.commands import skip_fsync
+from tests.commands import save_time
 
 pytest_plugins = ["tests.comparisons", "tests.servers"]
-skip_fsync()
+save_time()
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
 torch.set_num_threads(1)  # test models are so small that a second thread only gets in the way
 hypothesis.settings.register_profile("headstock", deadline=None)  # a busy machine is no failure
@@ -39,22 +39,6 @@ def pytest_collection_modifyitems(items):
 def own_cache(tmp_path_factory):
     """No test reads or writes the user's cache; programs that tests start inherit it."""
     os.environ["HEADSTOCK_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def small_pictures():
-    """Charts saved as PNG have few pixels: with many, a report takes half as long again."""
-    from headstock.report import theme
-
-    theme.PNG_DPI = 50
-
-
-@pytest.fixture(scope="session", autouse=True)
-def few_reports():
-    """The API writes reports only where a test asks for them: a report takes as long as a small run."""
-    from headstock.api import reports
-
-    reports.WRITE_REPORTS = False
 
 
 @pytest.fixture(scope="session")

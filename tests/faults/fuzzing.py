@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from headstock.errors import HeadstockError
-from tests.commands import CONTEXT, skip_fsync
+from tests.commands import CONTEXT, save_time
 
 SECONDS, MEGABYTES = 1.0, 200  # an input may take, of CPU time and of memory
 HANG_SECONDS = 60.0  # by the clock, for a machine that does other work
@@ -234,7 +234,7 @@ def _work(targets: Sequence[Target], first: int, stop: int, sender: Any, at: Any
     import logging
     import warnings
 
-    skip_fsync()
+    save_time()
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory(prefix="headstock-fuzz-") as home:

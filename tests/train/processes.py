@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.commands import CONTEXT, skip_fsync
+from tests.commands import CONTEXT, save_time
 
 TIMEOUT = 120.0  # seconds
 
@@ -68,7 +68,7 @@ def _call(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    skip_fsync()
+    save_time()
     function(*arguments)
 
 

@@ -4,6 +4,7 @@ import bz2
 import csv
 import dataclasses
 import functools
+import gzip
 import hashlib
 import io
 import json
@@ -277,6 +278,52 @@ def test_the_corpus_contains_no_held_out_movie(tmp_path):
     assert all(corpus)
 
 
+def test_product_reviews_are_split_by_review(tmp_path):
+    lines = [
+        f"{review}_{number}\t{score}\tSentence {number} of review {review}."
+        for review in range(60)
+        for number, score in enumerate((1.5, -0.5, 0.2, -2.0))
+    ]
+    inner = source_archive(
+        tmp_path / "inner.tar.gz",
+        {"hutto_ICWSM_2014/amazonReviewSnippets_GroundTruth.txt": "\n".join([*lines, lines[0]]).encode()},
+    )
+    files = {"vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz": inner.read_bytes()}
+    archive = source_archive(tmp_path / "vaderSentiment-3.3.2.tar.gz", files)
+    folder = catalog.fetch(expecting(catalog.find_entry("product-reviews"), files, archive), source=archive)
+    splits = {name: rows_of(folder, name) for name in ("train", "valid", "test")}
+    assert sum(map(len, splits.values())) == 60 * 3, "a neutral sentence and a duplicate are left out"
+    assert {(float(row["score"]) > 0, row["label"]) for row in splits["train"]} == {
+        (True, "positive"),
+        (False, "negative"),
+    }
+    reviews = [{row["review"] for row in rows} for rows in splits.values()]
+    assert not (reviews[0] & reviews[1] or reviews[0] & reviews[2] or reviews[1] & reviews[2])
+    assert documents(folder) == [row["text"] for row in splits["train"]]
+
+
+def test_wikipedia_is_plain_text_without_redirects_and_other_namespaces(tmp_path):
+    body = (
+        "{{Infobox|a={{b}}}}\n'''Ada''' is a [[programming language|language]] for [[embedded system]]s"
+        "&lt;ref&gt;A source.&lt;/ref&gt; ([[Image:x.png|thumb|A [[picture]] of it]]).\n== History ==\n"
+        "It was designed at [http://example.org CII] between 1977 and 1983 &amp;ndash; see the report.\n"
+        "{| class=x\n| a cell that is long enough to be a line of text, but in a table\n|}\n* short item\n"
+        + "A long paragraph of plain words follows here to make the article long enough. " * 4
+        + "\n==See also==\n* [[Other languages of that time, and some more words here]]\n[[fr:Ada]]"
+    )
+    page = '<page><title>{}</title><text xml:space="preserve">{}</text></page>'
+    pages = [("Ada", body), ("AdA", "#REDIRECT [[Ada]]"), ("Talk:Ada", body), ("Short", "Too short."), ("Cut", body)]
+    dump = "<mediawiki>" + "".join(page.format(*texts) for texts in pages)[: -len("</text></page>") - 100]
+    files = {"mingru_pytorch-0.2.1/data/enwik8.gz": gzip.compress(dump.encode())}
+    archive = source_archive(tmp_path / "mingru_pytorch-0.2.1.tar.gz", files)
+    folder = catalog.fetch(expecting(catalog.find_entry("wikipedia"), files, archive), source=archive)
+    (article,) = documents(folder)
+    lines = article.split("\n")
+    assert lines[0] == "Ada is a language for embedded systems."
+    assert lines[1] == "It was designed at CII between 1977 and 1983 – see the report."
+    assert lines[2].startswith("A long paragraph") and len(lines) == 3
+
+
 def write_lab_folder(folder: Path, *, labels: bool) -> CatalogEntry:
     """Write a small folder in the lab's layout; returns the entry that expects it."""
     folder.mkdir(parents=True)
@@ -365,7 +412,8 @@ def test_lab_files_are_downloaded(tmp_path, address, cache):
 
 def test_names():
     entries = catalog.load_catalog()
-    assert list(entries) == ["tiny-shakespeare", "shakespeare", "imdb", "rotten-tomatoes", "cls-books"]
+    names = ["tiny-shakespeare", "shakespeare", "imdb", "rotten-tomatoes", "cls-books", "product-reviews", "wikipedia"]
+    assert list(entries) == names
     assert all(entry.licence and entry.size and entry.summary for entry in entries.values())
     with pytest.raises(UserError, match="unknown dataset 'imbd'; did you mean 'imdb'"):
         catalog.fetch("imbd")

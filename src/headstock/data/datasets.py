@@ -5,15 +5,19 @@ Corpora contain training texts only, so that scores on valid and test stay hones
 
 import bz2
 import csv
+import gzip
 import hashlib
 import html
 import io
 import re
+import tarfile
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from headstock.data.wikitext import read_articles
 
 Files = dict[str, bytes]
 Row = dict[str, str]
@@ -103,7 +107,7 @@ def rotten_tomatoes(files: Files, folder: Path) -> dict[str, Any]:
     rows = [{"text": _clean_html(r["text"]), "label": names[r["category"]], "movie": r["movie_name"]} for r in rows]
     movies = merge_movies(rows)
     quotes = drop_duplicates(row for row in rows if row["label"] != "plot")
-    split = split_movies(movies[row["movie"]] for row in quotes)
+    split = split_groups(movies[row["movie"]] for row in quotes)
     splits = {name: [row for row in quotes if split[movies[row["movie"]]] == name] for name in SPLITS}
     counts = {name: write_table(folder / f"{name}.csv", splits[name], ("text", "label", "movie")) for name in SPLITS}
     held_out = {text_key(row["text"]) for name in ("valid", "test") for row in splits[name]}
@@ -135,14 +139,44 @@ def merge_movies(rows: Iterable[Row]) -> dict[str, str]:
     return {name: root(name) for name in list(parent)}
 
 
-def split_movies(movies: Iterable[str]) -> dict[str, str]:
-    """Movie -> split, with about 70, 10 and 20% of the rows, assigned by a hash of the names."""
-    rows = Counter(movies)
+def split_groups(groups: Iterable[str]) -> dict[str, str]:
+    """Group (a movie, a review) -> split, with about 70, 10 and 20% of the rows, assigned by a hash of the names."""
+    rows = Counter(groups)
     split, before, total = {}, 0, rows.total()
-    for movie in sorted(rows, key=hash_fraction):
-        split[movie] = "train" if before < 0.7 * total else "valid" if before < 0.8 * total else "test"
-        before += rows[movie]
+    for group in sorted(rows, key=hash_fraction):
+        split[group] = "train" if before < 0.7 * total else "valid" if before < 0.8 * total else "test"
+        before += rows[group]
     return split
+
+
+def product_reviews(files: Files, folder: Path) -> dict[str, Any]:
+    """Sentences with a mean rating of at least 0.5 or at most -0.5 on the scale from -4 to 4, split by review."""
+    (archive,) = files.values()
+    with tarfile.open(fileobj=io.BytesIO(archive)) as inner:
+        file = inner.extractfile("hutto_ICWSM_2014/amazonReviewSnippets_GroundTruth.txt")
+        assert file is not None
+        lines = file.read().decode("utf-8").splitlines()
+    fields = [line.split("\t") for line in lines]
+    rows = [
+        {"text": clean_text(text), "score": score, "label": "positive" if float(score) > 0 else "negative"}
+        | {"review": name.partition("_")[0]}
+        for name, score, text in fields
+        if abs(float(score)) >= 0.5
+    ]
+    unique = drop_duplicates(rows)
+    split = split_groups(row["review"] for row in unique)
+    splits = {name: [row for row in unique if split[row["review"]] == name] for name in SPLITS}
+    columns = ("text", "label", "score", "review")
+    counts = {name: write_table(folder / f"{name}.csv", splits[name], columns) for name in SPLITS}
+    return {"sentences": len(fields), "duplicates": len(rows) - len(unique), **counts} | {
+        "documents": write_corpus(folder, (row["text"] for row in splits["train"]))
+    }
+
+
+def wikipedia(files: Files, folder: Path) -> dict[str, Any]:
+    """One document per article; the last page of the file is incomplete and left out."""
+    dump = gzip.decompress(files["enwik8.gz"]).decode("utf-8", errors="ignore")
+    return {"documents": write_corpus(folder, map(clean_text, read_articles(dump)))}
 
 
 def cls_books(files: Files, folder: Path) -> dict[str, Any]:

@@ -21,7 +21,8 @@ ANIMALS = Path(__file__).parents[1] / "recipes" / "animals.txt"
 TINY = "--set depth=1 --set width=16 --set heads=2 --set hidden=32 --set context=32 --set vocabulary=300 --set batch=8"
 FILES = "--train train.csv --valid valid.csv --test valid.csv"
 QUICK = "--set epochs=1 --set least_steps=2"
-MAX_DEPTH, MAX_NAMES, MAX_VALUE = 3, 30, 60
+MAX_DEPTH, MAX_NAMES = 3, 30
+BY_NAME = ("environment",)  # tables whose names depend on the machine
 
 # in the order in which they are run: later commands use what earlier ones made
 COMMANDS = [
@@ -150,7 +151,7 @@ def flatten(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, s
     """Paths of keys with their kinds; a list is described by its first item, a table of names by its first entry."""
     if isinstance(value, dict) and value and depth < MAX_DEPTH:
         names = list(value)
-        by_name = depth > 0 and (len(names) > MAX_NAMES or all(name.isdigit() for name in names))
+        by_name = depth > 0 and (path in BY_NAME or len(names) > MAX_NAMES or all(name.isdigit() for name in names))
         for name in names[:1] if by_name else names:
             shown = "NAME" if by_name else name
             yield from flatten(value[name], f"{path}.{shown}" if path else shown, depth + 1)

@@ -17,7 +17,7 @@ def unknown_parts(text: str) -> list[str]:
     """Verbs and options of the commands in a text that the program does not have."""
     find_verbs()
     root, unknown = typer.main.get_command(app), []
-    for match in COMMAND.finditer(text):
+    for match in COMMAND.finditer(re.sub(r"\\\n\s*", "", text)):  # with continued lines
         words = re.split(r"\s", match[1].replace("…", "...").replace('"', " ").replace("'", " "))
         command = root
         for word in words:
@@ -42,4 +42,5 @@ def test_commands_and_their_options_exist(page):
 
 def test_a_command_that_does_not_exist_is_found():
     text = "    headstock explian params\n    $ headstock translate RUN --align x.svg      # --comment\n"
-    assert unknown_parts(text) == ["explian", "translate --align"]
+    text += "    $ headstock finetune RUN --train x.csv \\\n          --valid y.csv --minutes 6\n"
+    assert unknown_parts(text) == ["explian", "translate --align", "finetune --minutes"]

@@ -34,3 +34,13 @@ def test_messages_reach_caplog(caplog):
     with muted():
         logger.info("nested")
     assert caplog.messages == ["step 3"]
+
+
+def test_a_library_that_configures_the_root_logger_does_not_repeat_messages(monkeypatch, capsys):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    lines: list[str] = []
+    with messages_to(lines.append):
+        logging.warning("of a library")  # adds a handler to the root logger
+        logger.warning("careful")
+    assert lines == ["careful"]
+    assert capsys.readouterr().err == "WARNING:root:of a library\n"

@@ -31,14 +31,19 @@ def log_level(level: int) -> Iterator[None]:
 
 @contextmanager
 def messages_to(write: Callable[[str], None]) -> Iterator[None]:
-    """Pass every message of level INFO and above to `write`, one call per message."""
-    handler = CallbackHandler(write)
+    """Pass every message of level INFO and above to `write`, one call per message.
+
+    Libraries that configure the root logger meanwhile, as onnxruntime does, do not make it print them a second time.
+    """
+    handler, propagate = CallbackHandler(write), LOGGER.propagate
     LOGGER.addHandler(handler)
+    LOGGER.propagate = logging.getLogger().hasHandlers()
     try:
         with log_level(logging.INFO):
             yield
     finally:
         LOGGER.removeHandler(handler)
+        LOGGER.propagate = propagate
 
 
 @contextmanager

@@ -43,8 +43,10 @@ docs: $(VENV)/.docs
 reference: $(VENV)/.all
 	$(BIN)/python scripts/reference.py
 
-# The screenshots of README and docs, from real runs in build/pictures; `make pictures ONLY=serve` makes some of them.
+# The diagrams and screenshots of README and docs, the latter from real runs in build/pictures;
+# `make pictures ONLY=serve-fill` makes some of them.
 pictures: $(VENV)/.all
+	$(BIN)/python scripts/diagrams.py
 	$(BIN)/python scripts/pictures.py $(ONLY)
 
 # The fault tests at full size; `make faults ONLY="fault_01 or fault_08"` runs some of them.

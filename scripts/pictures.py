@@ -2,12 +2,13 @@
 
     python scripts/pictures.py [NAME...]
 
-Runs are kept in build/pictures, so that a second call only takes the screenshots. The alignment of a translation needs
-Multi30k in data/multi30k (train, valid; .en and .fr), like recipes/multi30k.toml. About half an hour on two cores.
+Runs are kept in build/pictures, so that a second call only takes the screenshots; most of their commands are those of
+the how-to pages. About ten minutes on two cores. scripts/diagrams.py draws the diagrams.
 """
 
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
@@ -23,12 +24,13 @@ from playwright.sync_api import Browser, Page, sync_playwright
 ROOT = Path(__file__).parents[1]
 WORK, FIGURES = ROOT / "build" / "pictures", ROOT / "docs" / "figures"
 HEADSTOCK = [sys.executable, "-m", "headstock"]
-MAX_BYTES = 200_000
+MAX_BYTES = 150_000
 SCALE = 1.5  # device pixels per CSS pixel
 WIDTH = 1120
 ANSWER_MS = 120_000  # of a server on a busy machine
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-QUOTES = "--train data/quotes/train.csv --valid data/quotes/valid.csv"
+FEW = "--train few.csv --valid data/quotes/valid.csv --test data/quotes/test.csv"
+TINY = "--preset modern-nano --set vocabulary=1000 --set depth=2 --set width=64 --set context=64"
 DULL = "A dull film with a great ending."
 
 Picture = Callable[["Studio"], None]
@@ -75,12 +77,19 @@ class Studio:
     def quotes(self) -> None:
         self.run("data get rotten-tomatoes --to data/quotes", makes="data/quotes")
 
-    def classifiers(self) -> None:
-        """Two classifiers of the same architecture: fine-tuned from the bundled model, and trained from scratch."""
+    def classifier(self, name: str, options: str = "") -> None:
+        """A classifier of 400 quotes, from the bundled model."""
         self.quotes()
-        common = f"finetune reviews-en {QUOTES} --test data/quotes/test.csv --epochs 1"
-        self.run(f"{common} --out runs/pretrained", makes="runs/pretrained/results.json")
-        self.run(f"{common} --init scratch --out runs/scratch", makes="runs/scratch/results.json")
+        if not Path("few.csv").exists():
+            import pandas as pd
+
+            pd.read_csv("data/quotes/train.csv").sample(400, random_state=0).to_csv("few.csv", index=False)
+        self.run(f"finetune reviews-en {FEW} {options} --out runs/{name}", makes=f"runs/{name}/results.json")
+
+    def bard(self) -> None:
+        """The language model of the how-to on pretraining."""
+        self.run("data get tiny-shakespeare --to data/plays", makes="data/plays")
+        self.run(f"pretrain data/plays/corpus.txt {TINY} --steps 100 --out runs/bard", makes="runs/bard/results.json")
 
     def few_labels(self) -> None:
         """The classifier of the tutorial on few labels: SetFit on 32 suggested rows."""
@@ -165,10 +174,8 @@ def report_compare(studio: Studio) -> None:
 
 @picture
 def report_pretrain(studio: Studio) -> None:
-    studio.run("data get shakespeare --to data/shakespeare", makes="data/shakespeare")
-    studio.run("pretrain data/shakespeare/corpus.txt --minutes 3 --out runs/bard", makes="runs/bard/results.json")
-    studio.run("report runs/bard")
-    studio.shoot("report-pretrain", "runs/bard/report.html", height=900)
+    studio.bard()
+    studio.shoot("report-pretrain", "runs/bard/report.html", height=736)
 
 
 @picture
@@ -185,6 +192,47 @@ def report_sweep(studio: Studio) -> None:
     shutil.copy(ROOT / "recipes/results/ablation-norm/results.json", folder)
     studio.run("report runs/sweep")
     studio.shoot("report-sweep", "runs/sweep/report.html", height=900)
+
+
+@picture
+def report_ensemble(studio: Studio) -> None:
+    studio.classifier("full")
+    studio.classifier("frozen", "--freeze")
+    members = "runs/full runs/frozen --tfidf"
+    studio.run(f"ensemble {members} {FEW} --out ensembles/quotes", makes="ensembles/quotes/results.json")
+    studio.shoot("report-ensemble", "ensembles/quotes/report.html", height=628)
+
+
+@picture
+def quality(studio: Studio) -> None:
+    """Three measures of generated text and of controls, from committed results."""
+    from matplotlib.figure import Figure
+
+    from headstock.report.render import standalone_svg
+    from headstock.report.theme import ARMS, SOFT, Gallery, make_figure
+
+    sets = json.loads((ROOT / "recipes/results/text-quality/results.json").read_text(encoding="utf-8"))["sets"]
+    measures = {"rep_4": "rep-4: repetition", "perplexity": "perplexity of a judge", "mauve": "MAUVE: likeness"}
+
+    def paint(figure: Figure) -> None:
+        for axes, (key, title) in zip(figure.subplots(1, 3, sharey=True), measures.items(), strict=True):
+            values = [part["measures"][key] for part in sets]
+            spans = [[v["value"] - v["low"] for v in values], [v["high"] - v["value"] for v in values]]
+            x, colour = [v["value"] for v in values], ARMS["pretrained"][1][0][0]
+            axes.errorbar(x, range(len(sets)), xerr=spans, fmt="o", color=colour)
+            axes.axvline(values[0]["value"], color=SOFT, linestyle=(0, (4, 3)), linewidth=1.2)
+            axes.set_title(title, loc="left", fontsize=11)
+            axes.set_yticks(range(len(sets)), [part["name"] for part in sets])
+            axes.grid(axis="y")
+            if key == "perplexity":
+                axes.set_xscale("log")
+                axes.minorticks_off()
+                axes.set_xticks([30, 100, 300, 1000], ["30", "100", "300", "1,000"])
+        axes.invert_yaxis()
+
+    text = "repetition, perplexity and MAUVE of human text, five ways of decoding and four controls"
+    svg = standalone_svg(Gallery().embed("quality", make_figure(paint, 760, 330), text, save=False))
+    (FIGURES / "quality.svg").write_text(svg, encoding="utf-8")
 
 
 @picture
@@ -245,9 +293,10 @@ def alignment(studio: Studio) -> None:
 
 @picture
 def serve_compare(studio: Studio) -> None:
-    studio.classifiers()
-    view = "#/scratch/classify/pretrained"
-    with studio.server("runs/scratch", "runs/pretrained") as url, studio.tab(f"{url}/{view}", height=860) as page:
+    studio.classifier("full")
+    studio.classifier("scratch", "--init scratch")
+    view = "#/scratch/classify/full"
+    with studio.server("runs/scratch", "runs/full") as url, studio.tab(f"{url}/{view}", height=860) as page:
         ask(page, "Predict", Text="A waste of a great cast.")
         for _ in range(2):
             ask(page, "Which words decide?")
@@ -266,6 +315,47 @@ def serve_embed(studio: Studio) -> None:
     with studio.server("reviews-en") as url, studio.tab(f"{url}/#/reviews-en/embed", height=860) as page:
         ask(page, "Embed")
         save("serve-embed", page)
+
+
+# Pages of other programs
+
+
+@picture
+def tensorboard(studio: Studio) -> None:
+    """The curves of the language models of the how-to pages on pretraining and on recurrent models."""
+    studio.bard()
+    small = "--preset lstm-nano --set depth=1 --set width=64 --set context=64 --tokenizer runs/bard/tokenizer.json"
+    studio.run(f"pretrain data/plays/corpus.txt {small} --steps 100 --out runs/lstm", makes="runs/lstm/results.json")
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", "runs", "--port", "6106"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        next(line for line in process.stderr if "http://" in line)
+        address = "http://localhost:6106/?tagFilter=^loss|valid_loss#timeseries"
+        with studio.tab(address, height=560) as page:
+            page.wait_for_selector("card-view svg, scalar-card svg", timeout=ANSWER_MS)
+            page.wait_for_timeout(3000)
+            save("tensorboard", page)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@picture
+def pipeline(studio: Studio) -> None:
+    """A pipeline of scikit-learn, as a notebook shows it, with the parameters of its first step."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    from headstock.sklearn import TextEmbedder
+
+    html = make_pipeline(TextEmbedder("reviews-en"), LogisticRegression(max_iter=1000))._repr_html_()
+    Path("pipeline.html").write_text(f"<!doctype html><meta charset=utf-8><body>{html}", encoding="utf-8")
+    with studio.tab("pipeline.html", height=262, width=272) as page:
+        page.get_by_text("TextEmbedder", exact=True).first.click()
+        page.locator("summary:visible").filter(has_text="Parameters").first.click()
+        page.wait_for_timeout(500)
+        save("pipeline", page)
 
 
 # The terminal

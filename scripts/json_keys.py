@@ -27,6 +27,7 @@ BY_NAME = ("environment",)  # tables whose names depend on the machine
 # in the order in which they are run: later commands use what earlier ones made
 COMMANDS = [
     "presets",
+    "stocks",
     "data list",
     "data get tiny-shakespeare --to plays",
     "tokenizer train corpus.txt --out tokenizer.json --vocab 300",

@@ -8,6 +8,7 @@ import typer
 from headstock.cli.app import find_verbs
 from headstock.cli.command import SECTIONS, app
 from headstock.train.resolve import labelled_task_names
+from headstock.train.run_folder import bundled_run_names
 from headstock.train.settings import preset_names
 
 
@@ -39,3 +40,14 @@ def test_presets_are_listed_with_their_sizes(call):
     assert mini["parameters"] == json.loads(call("explain", "params", "--preset", "gpt-mini", "--json")[0])["total"]
     out, _ = call("presets")
     assert all(name in out for name in preset_names())
+
+
+def test_stocks_are_listed_with_text_and_licence(call):
+    rows = json.loads(call("stocks", "--json")[0])["stocks"]
+    assert [row["name"] for row in rows] == bundled_run_names()
+    reviews = next(row for row in rows if row["name"] == "reviews-en")
+    assert reviews["parameters"] == json.loads(call("explain", "params", "reviews-en", "--json")[0])["total"]
+    assert reviews["text"] == ["catalog:imdb"] and reviews["licence"][0].startswith("not stated for the reviews")
+    assert reviews["bytes"] < 20e6
+    out, _ = call("stocks")
+    assert all(row["name"] in out and row["licence"][0] in out for row in rows)

@@ -37,7 +37,7 @@ from headstock.signals import signal_of, sigterm_raises
 
 # verbs per section of `headstock --help`, in its order; the decorator adds those that are not named here
 SECTIONS: dict[str, list[str]] = {
-    "Start": ["demo", "data", "presets", "plan"],
+    "Start": ["demo", "stocks", "data", "presets", "plan"],
     "Train": ["tokenizer", "pretrain", "finetune", "distil", "lr-find"],
     "Compare and measure": ["compare", "sweep", "ensemble", "report", "evaluate", "glue", "quality", "bench"],
     "Use a run": [

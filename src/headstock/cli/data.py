@@ -1,4 +1,4 @@
-"""`headstock data` and `headstock tokenizer`."""
+"""`headstock data`, `headstock stocks` and `headstock tokenizer`."""
 
 import logging
 from pathlib import Path
@@ -46,6 +46,28 @@ def get(
     files = sorted(file.name for file in folder.iterdir() if file.is_file())
     common.show(f"{folder}: {', '.join(files)}")
     return {"name": name, "folder": str(folder), "files": files}
+
+
+@command("Start")
+def stocks(common: Common) -> dict[str, Any]:
+    """List the pretrained models that ship with Headstock.
+
+    Example: headstock finetune reviews-en --train train.csv --out runs/mine
+    """
+    from headstock.report.format import compact_number
+    from headstock.train.bundled_runs import describe_bundled_run
+    from headstock.train.run_folder import bundled_run_names
+
+    rows = [describe_bundled_run(name) for name in bundled_run_names()]
+    for row in rows:
+        size, text = compact_number(row["parameters"]), ", ".join(row["text"])
+        common.show(
+            f"{row['name']:17s} {row['objective']} {row['family']}, {size} parameters, context {row['context']}"
+        )
+        common.show(f"{'':17s} pretrained on {text} ({row['text_bytes'] / 1e6:.0f} MB), {row['bytes'] / 1e6:.1f} MB")
+        common.show(f"{'':17s} licence of the text: {'; '.join(filter(None, row['licence'])) or 'unknown'}")
+    common.show("use the name wherever a command takes a run: headstock finetune reviews-en ...")
+    return {"stocks": rows}
 
 
 tokenizer = command_group("tokenizer", "Train", "Train a tokenizer, or show how one splits text.")

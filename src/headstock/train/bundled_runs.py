@@ -1,4 +1,4 @@
-"""Packs a pretrained run in half precision, as those that ship with the package.
+"""The pretrained runs that ship with the package: facts about them, and packing a run in half precision.
 
 python -m headstock.train.bundled_runs RUN FOLDER
 """
@@ -6,9 +6,11 @@ python -m headstock.train.bundled_runs RUN FOLDER
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from headstock.data.catalog import licence_of
 from headstock.io import atomic_folder
 from headstock.train.model_card import write_card
 from headstock.train.run_folder import RunFolder, open_run
@@ -27,6 +29,25 @@ def pack(run: RunFolder, folder: Path) -> None:
         packed.save_weights({name: t.to(torch.float16) if t.is_floating_point() else t for name, t in weights.items()})
         packed.add_to_manifest(*COPIED)
     write_card(RunFolder(folder))
+
+
+def describe_bundled_run(name: str) -> dict[str, Any]:
+    """The facts about a bundled run that help to choose one."""
+    run = open_run(name)
+    settings, data, results = run.config(), run.data(), run.results()
+    return {
+        "name": name,
+        "family": settings["model"]["family"],
+        "objective": settings["task"]["name"],
+        "parameters": results["parameters"]["total"],
+        "context": settings["model"].get("context"),
+        "vocabulary": settings["model"]["vocabulary"],
+        "perplexity": results["perplexity"],
+        "text": list(data["corpus"]),
+        "text_bytes": data["train_bytes"],
+        "licence": [licence_of(corpus) for corpus in data["corpus"]],
+        "bytes": sum(file.stat().st_size for file in run.path.iterdir() if file.is_file()),
+    }
 
 
 if __name__ == "__main__":

@@ -83,7 +83,8 @@ def test_fault_05_samples_do_not_depend_on_the_number_of_processes(corpus, tmp_p
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 # without the variable, restarts with gloo hang at times
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-LONG = TINY | {"steps": 120, "batch": 4, "log_every": 1, "validate_every": 30, "checkpoint_every": 3, "ema": 0.9}
+STEPS = amount(45, 120)
+LONG = TINY | {"steps": STEPS, "batch": 4, "log_every": 1, "validate_every": 15, "checkpoint_every": 3, "ema": 0.9}
 
 
 def words(corpus, out, settings):
@@ -121,7 +122,7 @@ def test_fault_15_a_killed_worker_is_restarted_and_the_run_continues(corpus, tmp
         with open(tmp_path / "stderr.txt", "w") as errors:
             process = subprocess.Popen(command, env=os.environ | ENVIRONMENT, stderr=errors, stdout=errors)
             try:
-                steps.append(kill_a_worker(process, out, pick, after=pick.randrange(3, 90)))
+                steps.append(kill_a_worker(process, out, pick, after=pick.randrange(3, STEPS // 2)))
                 assert process.wait(240) == 0, (tmp_path / "stderr.txt").read_text()[-3000:]
             finally:
                 process.kill()

@@ -13,6 +13,7 @@ import headstock
 
 HERE = Path(__file__).parent
 SCRIPT, WRONG = HERE / "typed_script.py", HERE / "wrong_types.py"
+CACHE = HERE.parents[1] / ".mypy_cache" / "typed_scripts"  # kept: most of the time is reading the package
 MYPY = """
 [mypy]
 strict = true
@@ -34,7 +35,7 @@ def mypy_lines(tmp_path) -> set[tuple[str, int]]:
     """The files and lines in which mypy finds errors."""
     config = tmp_path / "mypy.ini"
     config.write_text(MYPY)
-    done = run("mypy", "--config-file", str(config), "--cache-dir", str(tmp_path / "cache"), str(SCRIPT), str(WRONG))
+    done = run("mypy", "--config-file", str(config), "--cache-dir", str(CACHE), str(SCRIPT), str(WRONG))
     return {(Path(file).name, int(line)) for file, line in re.findall(r"^(\S+\.py):(\d+): error", done, re.MULTILINE)}
 
 

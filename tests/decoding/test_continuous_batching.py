@@ -132,7 +132,7 @@ def spread(requests: list[DecodingRequest], seed: int, steps: int = 25) -> dict[
     max_rows=st.sampled_from([1, 3, 8]),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 def test_rows_get_the_tokens_of_their_prompts_alone(name, context, end, max_rows, seed):
     """Mixed settings; rows arrive at random steps, outgrow the context, end, stop and are cancelled."""
     model = MODELS[name](context)

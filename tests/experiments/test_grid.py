@@ -1,7 +1,6 @@
 """The experiment grid: each trial runs once, in order, and a second process in the same folder is refused."""
 
-import subprocess
-import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,15 +9,15 @@ import pytest
 from headstock.errors import UserError
 from headstock.experiments.grid import Outcome, Trainable, lock_experiment, run_grid
 from tests.commands import command
+from tests.train.processes import BackgroundProcess
 
-HOLDER = """
-import sys
-from pathlib import Path
-from headstock.experiments.grid import lock_experiment
-with lock_experiment(Path(sys.argv[1])):
-    print("locked", flush=True)
-    sys.stdin.read()
-"""
+
+def hold_lock(folder: Path, end: Path) -> None:
+    """Run an experiment in a folder until the file `end` exists."""
+    with lock_experiment(folder):
+        folder.with_name("locked").touch()
+        while not end.exists():
+            time.sleep(0.01)
 
 
 @dataclass(frozen=True)
@@ -65,13 +64,10 @@ def test_trials_run_in_order(tmp_path):
 @pytest.fixture
 def holder(tmp_path):
     """Another process that runs an experiment in the folder."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, tmp_path / "out"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "locked\n"
+    process = BackgroundProcess(tmp_path / "holder", hold_lock, tmp_path / "out", tmp_path / "end")
+    process.wait_until((tmp_path / "locked").exists)
     yield process
     process.kill()
-    process.communicate()
 
 
 @pytest.mark.parametrize("verb", ["compare", "sweep"])
@@ -89,7 +85,10 @@ def test_a_second_process_is_refused(verb, holder, stock, files, corpus, tmp_pat
 def test_the_lock_ends_with_its_process(end, holder, tmp_path):
     with pytest.raises(UserError, match="another process"), lock_experiment(tmp_path / "out"):
         pass
-    holder.communicate() if end == "normal" else holder.kill()
-    holder.wait()
+    if end == "normal":
+        (tmp_path / "end").touch()
+        assert holder.wait() == 0, holder.stderr
+    else:
+        holder.kill()
     with lock_experiment(tmp_path / "out"):
         pass

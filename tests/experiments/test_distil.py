@@ -77,10 +77,14 @@ def test_the_command_distils_and_reports(files, tmp_path):
     folder, pool, _ = files
     renamed = tmp_path / "few.csv"
     renamed.write_text("review,stars\n" + "".join(f"{text},{label}\n" for text, label in sentences(6, 2, words=1)))
-    options = ["--teacher", folder / "teacher-0", "--text", pool, "--rows", "50", "--no-tfidf", "--epochs", "1"]
+    teachers = [str(folder / name) for name in ("teacher-0", "teacher-1")]
+    options = ["--teacher", teachers[0], "--teacher", teachers[1], "--equal-weights", "--no-tfidf"]
+    options += ["--text", pool, "--rows", "50", "--epochs", "1"]
     options += ["--train", renamed, "--columns", "text=review,label=stars", "--set", "valid_fraction=0.4"]
     results = verb_result("distil", folder / "backbone", *options, "--out", tmp_path / "student")
-    assert [row["name"] for row in results["distillation"]["teachers"]] == [str(folder / "teacher-0")]
+    assert [(row["name"], row["weight"]) for row in results["distillation"]["teachers"]] == [
+        (name, 0.5) for name in teachers
+    ]
     assert RunFolder(tmp_path / "student").report.is_file()
 
 

@@ -145,6 +145,7 @@ def distil(
     valid: LabelledData | None = None,
     test: LabelledData | None = None,
     tfidf: bool = True,
+    equal_weights: bool = False,
     rows: int | None = None,
     columns: Mapping[str, str] | None = None,
     seed: int | None = None,
@@ -160,7 +161,7 @@ def distil(
     """Fine-tune `student`, a pretrained run, on what fine-tuned `teachers` and TF-IDF predict on unlabelled text.
 
     The student reads the labelled rows, and the `rows` texts of `text` that are most like them, ten per labelled row
-    unless given.
+    unless given. The teachers' weights are fitted on the validation rows unless `equal_weights` is set.
     """
     values = merged_settings(distil, settings, keywords, seed=seed)
     files = split_files("classify", train=train, valid=valid, test=test, columns=columns)
@@ -174,6 +175,7 @@ def distil(
             test=files["test"],
             out=out,
             tfidf=tfidf,
+            equal_weights=equal_weights,
             rows=rows,
             columns=None if columns is None else dict(columns),
             settings=values,

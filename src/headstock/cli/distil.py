@@ -25,6 +25,7 @@ def distil(
     test: Annotated[Path | None, "Test rows, evaluated or predicted at the end."] = None,
     rows: Annotated[int | None, "Unlabelled texts to use, the most like the labelled; 10 per labelled row."] = None,
     tfidf: Annotated[bool, "TF-IDF, fitted on the training rows, is a teacher too."] = True,
+    equal_weights: Annotated[bool, "Weigh the teachers equally instead of fitting weights on validation rows."] = False,
     resume: Annotated[bool, "Continue an interrupted run."] = False,
     overwrite: Overwrite = False,
 ) -> dict[str, Any]:
@@ -58,6 +59,7 @@ def distil(
             test=test,
             out=out,
             tfidf=tfidf,
+            equal_weights=equal_weights,
             rows=rows,
             columns=columns.names(),
             settings=values,

@@ -59,6 +59,7 @@ def distil(
     valid: str | Path | None = None,
     test: str | Path | None = None,
     tfidf: bool = True,
+    equal_weights: bool = False,
     rows: int | None = None,
     columns: dict[str, str] | None = None,
     settings: dict[str, Any] | None = None,
@@ -71,11 +72,14 @@ def distil(
 
     The student reads the labelled rows, and the `rows` texts of `text` that are most like them (ten per labelled row
     unless given), with the teachers' combined probabilities. The weights of the teachers are fitted on the validation
-    rows; those of an ensemble, which `headstock ensemble` has made, are its own. The result is a run like any other.
+    rows, or equal; those of an ensemble, which `headstock ensemble` has made, are its own. The result is a run like any
+    other.
     """
     if not teachers:
         raise UserError("no teachers: name at least one fine-tuned classifier with --teacher")
     together = open_ensemble(teachers, device=device)
+    if together and equal_weights:
+        raise UserError("--equal-weights: an ensemble has weights of its own; name its members as teachers instead")
     pipelines = {} if together else {str(name): load(name, device=device) for name in teachers}
     task = together.task if together else next(iter(pipelines.values())).classification_task()
     if not task.row_is_text or not task.linear_classes or getattr(task, "multilabel", False):
@@ -102,7 +106,12 @@ def distil(
     ]
     del models, pipelines
     truth = np.array([classes.index(label) for label in splits.valid.labels or []])
-    weights = together.weights if together else fit_weights([teacher.valid for teacher in combined], truth)
+    if together:
+        weights = together.weights
+    elif equal_weights:
+        weights = np.full(len(combined), 1 / len(combined))  # the geometric mean of the probabilities
+    else:
+        weights = fit_weights([teacher.valid for teacher in combined], truth)
     facts: dict[str, Any] = {
         "teachers": [
             {"name": teacher.name, "weight": round(float(weight), 4), "valid_accuracy": accuracy(teacher.valid, truth)}

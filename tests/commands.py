@@ -19,7 +19,8 @@ CONTEXT = multiprocessing.get_context("forkserver")
 PRELOADED = (
     "headstock.train.pretrain headstock.experiments.compare headstock.report.pages headstock.inference.pipeline "
     "torch._dynamo torch.distributed.fsdp torch.distributed.checkpoint.hf_storage "
-    "matplotlib.figure matplotlib.backends.backend_svg jinja2 filelock platformdirs typer._adapters tests.preloaded"
+    "matplotlib.figure matplotlib.backends.backend_svg jinja2 filelock platformdirs typer._adapters tests.preloaded "
+    "fastapi uvicorn.server headstock.serve.app"
 )
 PACKAGES = (api, backbones, cli, experiments, planner, tasks)
 CONTEXT.set_forkserver_preload(

@@ -15,6 +15,7 @@ import headstock
 from tests.conftest import TINY
 from tests.experiments.small import MAKERS, SETTINGS, make_rows, write_lines, write_rows
 from tests.tasks.parallel import QUICK, sentences, write
+from tests.train.processes import BackgroundProcess, run_headstock
 
 TASKS = ("causal", "masked", "classify", "pair", "tag", "answer", "translate")
 START_SECONDS = 120  # on a busy machine
@@ -39,11 +40,21 @@ def runs(corpus, tmp_path_factory) -> dict[str, Path]:
     return paths
 
 
+class ForkedCommand(BackgroundProcess):
+    """`headstock ARGUMENTS` with stdout and stderr in one file."""
+
+    def __init__(self, log: Path, *arguments: str):
+        self.start({1: log, 2: log}, run_headstock, arguments, {})
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+
 @dataclass
 class ServerProcess:
     """`headstock serve` in its own process, and where it listens."""
 
-    process: subprocess.Popen
+    process: subprocess.Popen | ForkedCommand
     url: str
     log: Path
 
@@ -53,11 +64,20 @@ class ServerProcess:
         return self.process.wait(seconds)
 
 
-def start_server(log: Path, *arguments) -> ServerProcess:
-    """`headstock serve --port 0 ARGUMENTS`, once it has printed its URL; its output goes to the file `log`."""
-    words = [sys.executable, "-m", "headstock", "serve", "--port", "0", *map(str, arguments)]
+def start_server(log: Path, *arguments, forked: bool = True) -> ServerProcess:
+    """`headstock serve --port 0 ARGUMENTS`, once it has printed its URL; its output goes to the file `log`.
+
+    A forked process starts with torch imported, another one as a user starts it.
+    """
+    words = ["serve", "--port", "0", *map(str, arguments)]
     with log.open("wb") as file:
-        process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT)  # inherits one thread and the cache
+        if forked:
+            process = ForkedCommand(log, *words)
+        else:
+            command = [sys.executable, "-m", "headstock", *words]
+            process = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT
+            )  # inherits one thread and the cache
     give_up = time.monotonic() + START_SECONDS
     while True:
         text = log.read_text(encoding="utf-8", errors="replace")
@@ -65,7 +85,7 @@ def start_server(log: Path, *arguments) -> ServerProcess:
             return ServerProcess(process, match[0], log)
         if process.poll() is not None or time.monotonic() > give_up:
             process.kill()
-            raise RuntimeError(f"the server did not start (exit code {process.returncode}):\n{text}")
+            raise RuntimeError(f"the server did not start (exit code {process.poll()}):\n{text}")
         threading.Event().wait(0.05)
 
 

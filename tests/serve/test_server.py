@@ -70,7 +70,7 @@ def test_nothing_is_lost_by_kill_9_and_running_requests_finish_at_sigterm(runs, 
 
 
 def test_several_workers_share_a_port_and_stop_together(runs, tmp_path):
-    server = start_server(tmp_path / "log.txt", runs["causal"], "--workers", "2", "--device", "cpu")
+    server = start_server(tmp_path / "log.txt", runs["causal"], "--workers", "2", "--device", "cpu", forked=False)
     if (children := Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")).exists():
         assert len(children.read_text().split()) >= 2  # beside the resource tracker of multiprocessing
     assert exchange(server.url, "GET", "/health")[0] == 200

@@ -19,7 +19,16 @@ class BackgroundProcess:
 
     def __init__(self, folder: Path, function: Callable[..., None], *arguments: Any, **environment: str):
         folder.mkdir(exist_ok=True)
-        self.streams = {1: folder / "stdout.txt", 2: folder / "stderr.txt"}
+        self.start({1: folder / "stdout.txt", 2: folder / "stderr.txt"}, function, arguments, environment)
+
+    def start(
+        self,
+        streams: dict[int, Path],
+        function: Callable[..., None],
+        arguments: tuple[Any, ...],
+        environment: dict[str, str],
+    ) -> None:
+        self.streams = streams
         call = (function, arguments, self.streams, os.environ | environment, os.getcwd())
         self.process = CONTEXT.Process(target=_call, args=call)
         self.process.start()
@@ -62,7 +71,7 @@ def _call(
     folder: str,
 ) -> None:
     for number, path in streams.items():
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), number)  # may be the same file
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115
     os.environ.clear()

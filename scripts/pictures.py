@@ -31,6 +31,7 @@ ANSWER_MS = 120_000  # of a server on a busy machine
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FEW = "--train few.csv --valid data/quotes/valid.csv --test data/quotes/test.csv"
 TINY = "--preset modern-nano --set vocabulary=1000 --set depth=2 --set width=64 --set context=64"
+CARS = "my sister buys two small red cars."
 DULL = "A dull film with a great ending."
 
 Picture = Callable[["Studio"], None]
@@ -238,8 +239,8 @@ def quality(studio: Studio) -> None:
 @picture
 def lr_find(studio: Studio) -> None:
     studio.run("data get tiny-shakespeare --to data/plays", makes="data/plays")
-    studio.run("lr-find data/plays/corpus.txt --preset gpt-nano --out lr.html", makes="lr.html")
-    studio.shoot("lr-find", "lr.html", height=620)
+    studio.run(f"lr-find data/plays/corpus.txt {TINY} --out lr.html", makes="lr.html")
+    studio.shoot("lr-find", "lr.html", height=690)
 
 
 # Explanations
@@ -274,17 +275,17 @@ def explain_model(studio: Studio) -> None:
 
 @picture
 def alignment(studio: Studio) -> None:
-    """Cross-attention of a translation."""
-    data = ROOT / "data" / "multi30k"
-    columns = "--columns source=en,target=fr"
+    """Cross-attention of a translation, with the pairs that the how-to makes."""
+    page = (ROOT / "docs" / "howto" / "translate.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    assert code, "the page has a script that makes its pairs"
+    subprocess.run([sys.executable, "-c", code[1]], check=True)
+    small = "--set depth=2 --set width=64 --set vocabulary=1000 --set batch_tokens=512"
+    pairs = "--task translate --train train --valid valid --columns source=en,target=fr"
     studio.run(
-        f"finetune --preset seq2seq-nano --task translate --train {data}/train --valid {data}/valid {columns} "
-        "--minutes 6 --out runs/en-fr",
-        makes="runs/en-fr/results.json",
+        f"finetune --preset seq2seq-nano {small} {pairs} --epochs 4 --out runs/en-fr", makes="runs/en-fr/results.json"
     )
-    studio.run(
-        'translate runs/en-fr "Two dogs run on the beach." --beams 4 --alignment alignment.svg', makes="alignment.svg"
-    )
+    studio.run(f'translate runs/en-fr "{CARS}" --alignment alignment.svg', makes="alignment.svg")
     shutil.copy("alignment.svg", FIGURES / "alignment.svg")
 
 
@@ -294,7 +295,7 @@ def alignment(studio: Studio) -> None:
 @picture
 def serve_compare(studio: Studio) -> None:
     studio.classifier("full")
-    studio.classifier("scratch", "--init scratch")
+    studio.classifier("scratch", "--init scratch --set steps=60")
     view = "#/scratch/classify/full"
     with studio.server("runs/scratch", "runs/full") as url, studio.tab(f"{url}/{view}", height=860) as page:
         ask(page, "Predict", Text="A waste of a great cast.")
@@ -331,10 +332,11 @@ def tensorboard(studio: Studio) -> None:
     assert process.stderr is not None
     try:
         next(line for line in process.stderr if "http://" in line)
-        address = "http://localhost:6106/?tagFilter=^loss|valid_loss#timeseries"
+        address = "http://localhost:6106/?tagFilter=loss#timeseries"
         with studio.tab(address, height=560) as page:
-            page.wait_for_selector("card-view svg, scalar-card svg", timeout=ANSWER_MS)
-            page.wait_for_timeout(3000)
+            page.get_by_role("button", name="Settings").last.click(timeout=ANSWER_MS)  # closes them
+            page.wait_for_selector("line-chart canvas", timeout=ANSWER_MS)
+            page.wait_for_timeout(5000)
             save("tensorboard", page)
     finally:
         process.terminate()

@@ -97,7 +97,12 @@ class Studio:
         self.quotes()
         pool = "--pool data/quotes/train.csv --count 32 --with label"
         self.run(f"suggest reviews-en {pool} --out first.csv", makes="first.csv")
-        files = "--train first.csv --valid data/quotes/valid.csv --test data/quotes/test.csv"
+        if not Path("labelled.csv").exists():
+            import pandas as pd
+
+            rows = pd.read_csv("first.csv").assign(label=lambda rows: rows["input.label"])
+            rows[["text", "label"]].to_csv("labelled.csv", index=False)
+        files = "--train labelled.csv --valid data/quotes/valid.csv --test data/quotes/test.csv"
         self.run(f"finetune reviews-en {files} --method setfit --out runs/first", makes="runs/first/results.json")
 
     @contextlib.contextmanager

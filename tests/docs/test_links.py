@@ -89,4 +89,4 @@ def test_pictures_are_small_and_used():
     pictures = [path for path in (links.ROOT / "docs" / "figures").iterdir() if path.suffix in (".png", ".svg")]
     text = "".join(page.read_text(encoding="utf-8") for page in links.markdown_pages())
     assert len(pictures) > 10
-    assert [path.name for path in pictures if path.stat().st_size > 200_000 or f"figures/{path.name}" not in text] == []
+    assert [path.name for path in pictures if path.stat().st_size > 150_000 or f"figures/{path.name}" not in text] == []

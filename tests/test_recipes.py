@@ -35,6 +35,19 @@ def load(path: Path) -> None:
         if plan.pretrain:
             asked = flatten_tables({key: value for key, value in plan.pretrain.items() if key != "preset"})
             resolve_pretrain_config(plan.pretrain.get("preset"), None, asked)
+    elif "teachers" in written:  # of benchmarks/distilled_classifier.py
+        for sections in written["pretrain"].values():
+            changed = {name: values for name, values in sections.items() if isinstance(values, dict)}
+            base = tomllib.loads((path.parent / sections["config"]).read_text(encoding="utf-8"))
+            resolve_pretrain_config(
+                None, None, flatten_tables(base | {"model": base["model"] | changed.pop("model", {})} | changed)
+            )
+        teachers, student = written["teachers"], written["student"]
+        for model in teachers["models"].values():
+            assert model["run"] in written["pretrain"]
+            own = {key: value for key, value in model.items() if key != "run"}
+            transfer_config(open_run("reviews-en"), "classify", None, teachers["finetune"] | own)
+        transfer_config(open_run("reviews-en"), "classify", None, student["finetune"])
     elif (task := written.get("task", {}).get("name")) in ("classify", "pair", "tag", "answer", "translate"):
         source = None if "preset" in written.get("transfer", {}) else open_run("reviews-en")
         transfer_config(source, task, path, {})

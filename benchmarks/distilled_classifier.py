@@ -1,0 +1,150 @@
+"""Makes one classifier from raw text and labelled rows: pretraining, teachers, and a student that learns from them.
+
+    python benchmarks/distilled_classifier.py recipes/cls-books-record.toml --out runs/record [--seeds 0 1 2 3 4]
+    python benchmarks/distilled_classifier.py recipes/cls-books-record.toml --out runs/record --folds 5
+
+Without --folds, teachers and student are trained on the rows of train and valid, and predict the test texts: the
+probabilities of each are in OUT/seed-S. With --folds, all that follows pretraining is cross-validated on these rows,
+and the test texts are not read.
+"""
+
+import argparse
+import json
+import statistics
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import headstock
+from headstock.data.labelled_texts import read_records
+from headstock.data.records import Records, join_records
+from headstock.experiments.arms.tfidf import TfidfClassifier
+from headstock.experiments.cross_validation import assign_folds
+from headstock.experiments.ensemble_weights import combine
+
+HELD_OUT = 0.05  # of the training rows: TF-IDF selects its classifier on them
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--folds", type=int)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0])
+    parser.add_argument("--device", default="auto")
+    options = parser.parse_args()
+    recipe = tomllib.loads(options.recipe.read_text(encoding="utf-8"))
+    runs = {
+        name: pretrain(sections, options.recipe.parent, options.out / name, options.device)
+        for name, sections in recipe["pretrain"].items()
+    }
+    rows = join_records(*(read_records(recipe["data"][name]) for name in ("train", "valid")))
+    for seed in options.seeds:
+        if options.folds:
+            cross_validate(recipe, runs, rows, options, seed)
+        else:
+            test = read_records(recipe["data"]["test"])
+            train_all(recipe, runs, rows, test, options.out / f"seed-{seed}", options.device, seed)
+
+
+def pretrain(sections: Mapping[str, Any], folder: Path, out: Path, device: str) -> Path:
+    """A run by the settings of another recipe with some sections changed; `task` replaces the one there."""
+    if (out / "results.json").exists():
+        return out
+    config = tomllib.loads((folder / sections["config"]).read_text(encoding="utf-8"))
+    for name, values in sections.items():
+        if isinstance(values, dict):
+            config[name] = values if name == "task" else config[name] | values
+    settings = {f"{section}.{key}": value for section, values in config.items() for key, value in values.items()}
+    corpus = settings.pop("data.corpus")
+    if "minutes" in sections:  # instead of the length there
+        settings = {key: value for key, value in settings.items() if key not in ("train.epochs", "train.steps")}
+        settings["train.minutes"] = sections["minutes"]
+    resume = (out / "config.json").exists()
+    headstock.pretrain(corpus, out=out, settings=settings, resume=resume, device=device, report=False)
+    return out
+
+
+def cross_validate(
+    recipe: dict[str, Any], runs: dict[str, Path], rows: Records, options: argparse.Namespace, seed: int
+) -> None:
+    """Print the accuracy of each model on the rows that it was not trained on, by fold and on average."""
+    assert rows.labels is not None
+    folds = assign_folds(rows, options.folds, seed=seed, strata=rows.labels)
+    scores: dict[str, list[float]] = {}
+    for fold in range(options.folds):
+        train, held_out = (rows.select(np.flatnonzero(part).tolist()) for part in (folds != fold, folds == fold))
+        folder = options.out / f"folds-{options.folds}" / f"seed-{seed}" / str(fold)
+        probabilities = train_all(recipe, runs, train, held_out, folder, options.device, seed)
+        truth = np.array([recipe_classes(rows).index(label) for label in held_out.labels or []])
+        for name, values in probabilities.items():
+            scores.setdefault(name, []).append(float((values.argmax(1) == truth).mean()))
+        print(json.dumps({"fold": fold, **{name: round(values[-1], 4) for name, values in scores.items()}}), flush=True)
+    print(json.dumps({"seed": seed, **{name: round(statistics.mean(values), 4) for name, values in scores.items()}}))
+
+
+def recipe_classes(rows: Records) -> list[str]:
+    return sorted(set(rows.labels or []))
+
+
+def train_all(
+    recipe: dict[str, Any], runs: dict[str, Path], rows: Records, test: Records, folder: Path, device: str, seed: int
+) -> dict[str, np.ndarray]:
+    """Probabilities (N, C) of the test rows by every teacher, by all together and by the student."""
+    teachers, student = recipe["teachers"], recipe["student"]
+    common: dict[str, Any] = {"train": pairs(rows), "test": test.display_texts, "seed": seed, "device": device}
+    common |= {"report": False, "progress": False, "overwrite": True}
+    members: dict[str, np.ndarray] = {}
+    for name, model in teachers["models"].items():
+        own = {key: value for key, value in model.items() if key != "run"}
+        settings = teachers["finetune"] | own | {"valid_fraction": HELD_OUT}
+        out = folder / f"teacher-{name}"
+        headstock.finetune(runs[model["run"]], task="classify", out=out, settings=settings, **common)
+        members[name] = predicted(out, recipe_classes(rows))
+    if teachers["tfidf"]:
+        members["tfidf"] = tfidf_probabilities(rows, test, seed=seed)
+    members["together"] = combine(list(members.values()), np.full(len(members), 1 / len(members)))
+    settings = student["finetune"] | {"valid_fraction": HELD_OUT}
+    headstock.distil(
+        runs[student["run"]],
+        teachers=[folder / f"teacher-{name}" for name in teachers["models"]],
+        text=recipe["data"]["text"],
+        tfidf=teachers["tfidf"],
+        equal_weights=True,
+        rows=student["rows"],
+        out=folder / "student",
+        settings=settings,
+        **common,
+    )
+    members["student"] = predicted(folder / "student", recipe_classes(rows))
+    for name, values in members.items():
+        lines = [dict(zip(recipe_classes(rows), map(float, row.round(5)), strict=True)) for row in values]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return members
+
+
+def pairs(rows: Records) -> list[tuple[str, str]]:
+    return list(zip(rows.display_texts, rows.labels or [], strict=True))
+
+
+def predicted(run: Path, classes: list[str]) -> np.ndarray:
+    lines = (run / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
+    return np.array([[json.loads(line)["probabilities"][name] for name in classes] for line in lines])
+
+
+def tfidf_probabilities(rows: Records, test: Records, *, seed: int) -> np.ndarray:
+    classes = recipe_classes(rows)
+    numbers = np.array([classes.index(label) for label in rows.labels or []])
+    order = np.random.default_rng(seed).permutation(len(numbers))
+    count = int(len(numbers) * HELD_OUT)
+    train, valid = order[count:], order[:count]
+    texts = [[rows.display_texts[index] for index in part] for part in (train, valid)]
+    model = TfidfClassifier(classes).fit(texts[0], numbers[train], texts[1], numbers[valid], seed=seed)
+    return model.probabilities(test.display_texts)
+
+
+if __name__ == "__main__":
+    main()

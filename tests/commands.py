@@ -1,5 +1,6 @@
 """Runs real commands in processes that start with torch imported, which takes longer than most commands."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -9,12 +10,14 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from headstock import api, cli, experiments, planner, tasks
 from headstock.model import backbones
 
 REVIEWS = [("Anne sees Paris.", "town"), ("Ben likes the sea.", "sea"), ("Zoë finds Paris.", "town")] * 8
 SHORT_FINETUNING = ["--set", "least_steps=0", "--epochs", 2, "--lr", 0.01, "--quiet"]
+ROOT = Path(__file__).parents[1]
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOADED = (
     "headstock.train.pretrain headstock.experiments.compare headstock.report.pages headstock.inference.pipeline "
@@ -28,6 +31,14 @@ CONTEXT.set_forkserver_preload(
 )
 
 
+def start_forked(function: Callable[..., None], *arguments: Any) -> multiprocessing.process.BaseProcess:
+    """Call a function in a forked process."""
+    process = CONTEXT.Process(target=function, args=arguments)
+    with contextlib.chdir(ROOT):  # where the server of forks, which starts with the first process, finds our modules
+        process.start()
+    return process
+
+
 def command(
     *arguments, stdin: bytes = b"", timeout: float = 120, patch: Callable[[], None] | None = None
 ) -> tuple[int, str, str]:
@@ -39,8 +50,7 @@ def command(
         streams = [Path(name) / stream for stream in ("stdin", "stdout", "stderr")]
         streams[0].write_bytes(stdin)
         task = (list(map(str, arguments)), [str(path) for path in streams], dict(os.environ), os.getcwd(), patch)
-        process = CONTEXT.Process(target=_run, args=task)
-        process.start()
+        process = start_forked(_run, *task)
         process.join(timeout)
         if process.exitcode is None:
             process.kill()

@@ -4,8 +4,6 @@ import copy
 import gc
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from unittest import SkipTest
 
@@ -25,6 +23,7 @@ from headstock.io import cache_folder
 from headstock.sklearn import FOLDER, TextClassifier, TextEmbedder, TextRegressor
 from tests.commands import REVIEWS
 from tests.conftest import TINY
+from tests.train.processes import BackgroundProcess
 
 TEXTS, LABELS = [text for text, _ in REVIEWS], [label for _, label in REVIEWS]
 LENGTHS = [float(len(text)) for text in TEXTS]
@@ -204,6 +203,10 @@ def test_a_failed_fit_keeps_the_run_before_it(quick):
     assert model.predict(TEXTS[:1]).shape == (1,)
 
 
+def predict_with_pickle(path):
+    print(pickle.loads(path.read_bytes()).predict(TEXTS).tolist())
+
+
 def test_a_pickle_refers_to_the_run_and_is_loaded_by_another_process(quick, tmp_path):
     model = TextClassifier(**quick).fit(TEXTS, LABELS)
     data, folder, expected = pickle.dumps(model), run_folder(model), model.predict(TEXTS).tolist()
@@ -212,9 +215,8 @@ def test_a_pickle_refers_to_the_run_and_is_loaded_by_another_process(quick, tmp_
     gc.collect()
     assert folder.exists(), "a pickle needs it"
     (tmp_path / "model.pickle").write_bytes(data)
-    code = f"import pickle; model = pickle.load(open('model.pickle', 'rb')); print(model.predict({TEXTS!r}).tolist())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.strip() == str(expected), done.stderr
+    process = BackgroundProcess(tmp_path / "process", predict_with_pickle, tmp_path / "model.pickle")
+    assert process.wait() == 0 and process.stdout.strip() == str(expected), process.stderr
 
 
 def test_a_pickle_without_its_run_is_refused(quick):

@@ -37,7 +37,7 @@ COMPRESSORS = {
     ".xz": lzma.compress,
     ".zst": zstandard.ZstdCompressor(write_content_size=False).compress,
 }
-UNIT = 8 << 20  # bytes of text in one compressed frame
+UNIT = 2 << 20  # bytes of text in one compressed frame
 
 
 def refusal(read, path: Path) -> tuple[str, float, float]:

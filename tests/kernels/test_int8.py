@@ -1,7 +1,6 @@
 """int8 inference on a CPU is close to float32."""
 
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from headstock.model.batch import Batch
 from headstock.model.heads import ClassificationHead
 from headstock.model.model import Model
 from tests.model.small import small_model, some_tokens
+from tests.train.processes import BackgroundProcess
 
 pytestmark = pytest.mark.skipif(engine() is None, reason="no such library for this processor")
 
@@ -96,24 +96,24 @@ def test_unsupported_devices_are_rejected(monkeypatch):
         quantize_int8(small_model())
 
 
-def test_two_threads_can_use_one_layer():
-    """In a subprocess, since a failure would crash it."""
-    script = """
-import torch
-from concurrent.futures import ThreadPoolExecutor
-from headstock.kernels.int8 import Int8Linear
-torch.set_num_threads(1)
-layer, x = Int8Linear(torch.randn(128, 256), None), torch.randn(64, 256)
-with torch.inference_mode():
-    expected = layer(x)
-def use(_):
+def use_layer_in_two_threads():
+    torch.set_num_threads(1)
+    layer, x = Int8Linear(torch.randn(128, 256), None), torch.randn(64, 256)
     with torch.inference_mode():
-        return all(torch.equal(layer(x), expected) for _ in range(500))
-with ThreadPoolExecutor(2) as pool:
-    assert all(pool.map(use, range(4)))
-"""
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
-    assert process.returncode == 0, process.stderr
+        expected = layer(x)
+
+    def use(_):
+        with torch.inference_mode():
+            return all(torch.equal(layer(x), expected) for _ in range(500))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(use, range(4)))
+
+
+def test_two_threads_can_use_one_layer(tmp_path):
+    """In another process, since a failure would crash it."""
+    process = BackgroundProcess(tmp_path / "process", use_layer_in_two_threads)
+    assert process.wait() == 0, process.stderr
 
 
 def test_dimensions_of_a_quantized_classifier():

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.commands import CONTEXT, save_time
+from tests.commands import save_time, start_forked
 
 TIMEOUT = 120.0  # seconds
 
@@ -29,9 +29,7 @@ class BackgroundProcess:
         environment: dict[str, str],
     ) -> None:
         self.streams = streams
-        call = (function, arguments, self.streams, os.environ | environment, os.getcwd())
-        self.process = CONTEXT.Process(target=_call, args=call)
-        self.process.start()
+        self.process = start_forked(_call, function, arguments, self.streams, os.environ | environment, os.getcwd())
 
     @property
     def stdout(self) -> str:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from headstock.api.runs import finetune as finetune
     from headstock.api.runs import import_run as import_run
     from headstock.api.runs import pretrain as pretrain
+    from headstock.api.text import download as download
     from headstock.api.text import open_tokenizer as open_tokenizer
     from headstock.api.text import read_corpus as read_corpus
     from headstock.api.text import train_tokenizer as train_tokenizer
@@ -85,7 +86,7 @@ _NAMES_BY_MODULE = {
         "LRCurve Plan RunResult SweepPoint SweepResult"
     ),
     "headstock.api.runs": "distil export_run finetune import_run pretrain",
-    "headstock.api.text": "open_tokenizer read_corpus train_tokenizer",
+    "headstock.api.text": "download open_tokenizer read_corpus train_tokenizer",
     "headstock.decoding.fill_mask": "FilledText",
     "headstock.errors": "UserError WorkError",
     "headstock.inference.evaluation": "Evaluation",

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import headstock
 from headstock.api.data import corpus_paths, labelled_file, labelled_files, split_files
 from headstock.errors import UserError
 from headstock.io import cache_folder
@@ -110,6 +111,16 @@ def test_rows_that_cannot_be_used(rows, message):
     with pytest.raises(UserError, match=message):
         labelled_file(rows, name="train", labelled=True)
     assert set(folder.glob("*")) == before
+
+
+def test_download_resolves_names_and_leaves_paths(tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_text("text\n")
+    assert headstock.download(str(file)) == file == headstock.download(file)
+    copy = headstock.download(file.as_uri())
+    assert copy != file and copy.read_text() == "text\n"
+    with pytest.raises(UserError, match="tiny-shakespeare"):
+        headstock.download("catalog:tiny-shakespear")
 
 
 def test_splits_have_the_columns_of_the_task():

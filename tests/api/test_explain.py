@@ -38,7 +38,7 @@ def test_functions_return_what_the_command_line_prints(model, stock, call, verb)
 def test_an_explanation_in_a_notebook_a_terminal_and_a_file(model, tmp_path):
     explanation = explain.explain_attention(model, "<b>Anne</b> likes")
     shown = explanation._repr_html_()
-    page = html.unescape(re.search(r'srcdoc="([^"]*)"', shown)[1])
+    page = html.unescape(re.search(r"srcdoc='([^']*)'", shown)[1])
     assert page.startswith("<!doctype html>") and "<b>Anne" not in page
     assert 'sandbox="allow-scripts"' in shown  # in an origin of its own, so that it cannot reach the notebook
     assert explanation.title in str(explanation) and explanation.title in repr(explanation)

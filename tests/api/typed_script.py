@@ -128,7 +128,7 @@ def look_inside(pipeline: Pipeline) -> None:
 
 def prepare() -> None:
     try:
-        corpus = headstock.read_corpus("corpus.txt")
+        corpus = headstock.read_corpus(headstock.download("catalog:tiny-shakespeare"))
         tokenizer = headstock.train_tokenizer(corpus.sample_texts(), kind="bpe", vocabulary=300)
         tokenizer.save(Path("tokenizer.json"))
         headstock.open_tokenizer("tokenizer.json").encode("a")

@@ -52,7 +52,9 @@ class Explanation(Result):
         from markupsafe import escape
 
         frame = 'style="width:100%;height:640px;border:1px solid #8884;border-radius:6px" sandbox="allow-scripts"'
-        return f'<iframe {frame} title="{escape(self.title)}" srcdoc="{escape(page(self.document))}"></iframe>'
+        # in single quotes, the many double quotes of a page need no escape, which keeps notebooks small
+        content = page(self.document).replace("&", "&amp;").replace("'", "&#39;")
+        return f"<iframe {frame} title=\"{escape(self.title)}\" srcdoc='{content}'></iframe>"
 
     def __repr__(self) -> str:
         return f"<Explanation: {self.title}>"

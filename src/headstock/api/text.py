@@ -1,16 +1,25 @@
-"""Functions for text before it is trained on: `read_corpus`, `train_tokenizer` and `open_tokenizer`."""
+"""Functions for data before it is trained on: `download`, `read_corpus`, `train_tokenizer` and `open_tokenizer`."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 from headstock.api.data import CorpusData, corpus_paths
+from headstock.data import catalog
 from headstock.data import corpus as corpora
 from headstock.data import tokenizer as tokenizers
 from headstock.data.corpus import Corpus, DocumentUnit
 from headstock.data.tokenizer import Tokenizer, TokenizerSettings
 
 TokenizerKind = Literal["bpe", "unigram", "wordpiece", "word", "char"]
+
+
+def download(path: str | Path) -> Path:
+    """The local copy of a file: of the catalog (`catalog:rotten-tomatoes/train.csv`) or a URL, downloaded once.
+
+    A local path is returned as it is.
+    """
+    return catalog.resolve(str(path)) or Path(path)
 
 
 def read_corpus(

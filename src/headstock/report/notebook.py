@@ -18,9 +18,9 @@ from headstock.train.lr_finder import LRFinderResult
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-# how JupyterLab, VS Code and Colab mark the theme of a notebook, which may differ from that of the system
-LIGHT_THEMES = ('[data-jp-theme-light="true"]', ".vscode-light", "html[theme=light]")
-DARK_THEMES = ('[data-jp-theme-light="false"]', ".vscode-dark", "html[theme=dark]")
+# how JupyterLab, VS Code, Colab and our site mark the theme of a notebook, which may differ from that of the system
+LIGHT_THEMES = ('[data-jp-theme-light="true"]', ".vscode-light", "html[theme=light]", "[data-md-color-scheme=default]")
+DARK_THEMES = ('[data-jp-theme-light="false"]', ".vscode-dark", "html[theme=dark]", "[data-md-color-scheme=slate]")
 numbers = itertools.count(1)  # several results in a notebook share one page, in which ids are unique
 
 

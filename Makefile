@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # one test worker more than cores: tests of processes and pages wait part of the time
 WORKERS = $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
 
-.PHONY: demo serve test setup lint types tests docs reference pictures faults dist sbom clean
+.PHONY: demo serve test setup lint types tests docs notebooks reference pictures faults dist sbom clean
 
 demo: $(VENV)/.core
 	$(BIN)/headstock demo --overwrite
@@ -38,6 +38,10 @@ tests: $(VENV)/.all
 # The documentation site, in build/site; fails on broken links and anchors.
 docs: $(VENV)/.docs
 	$(BIN)/python scripts/build_site.py
+
+# The outputs of docs/notebooks, executed at full size (about ten minutes on two cores); `make notebooks ONLY=translation`.
+notebooks: $(VENV)/.all
+	$(BIN)/python scripts/notebooks.py $(ONLY)
 
 # The pages of docs/reference that follow from the code; a test fails until they are current.
 reference: $(VENV)/.all

@@ -50,6 +50,7 @@ def stage() -> None:
         write(page, page.read_text(encoding="utf-8"))
     for notebook in sorted(NOTEBOOKS.glob("*.ipynb")):
         write(notebook, notebook_page(notebook))
+        offer_download(notebook)
 
 
 def staged_path(path: Path) -> Path:
@@ -137,13 +138,35 @@ def notebook_text(notebook: Any, path: Path) -> str:
     from nbconvert import MarkdownExporter
 
     folder = staged_path(path).parent
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if "text/html" in output.get("data", {}):
+                output.data["text/html"] = html_output(output.data["text/html"])
     text, resources = MarkdownExporter().from_notebook_node(
         notebook, resources={"output_files_dir": f"{path.stem}_files"}
     )
     for name, content in resources["outputs"].items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    return text
+    return text.lstrip()
+
+
+def offer_download(notebook: Path) -> None:
+    """Put the notebook beside its page, and a link to it below the title."""
+    page = staged_path(notebook)
+    shutil.copy(notebook, page.with_suffix(notebook.suffix))
+    title, _, body = page.read_text(encoding="utf-8").partition("\n")
+    link = f"[Download this notebook]({notebook.name}){{ .md-button download }}"
+    page.write_text(f"{title}\n\n{link}\n{body}", encoding="utf-8")
+
+
+def html_output(html: str) -> str:
+    """The HTML of an output as one block of Markdown, which ends at a blank line."""
+    html = re.sub(r"\n\s*\n", "\n", html)
+    # notebook.js adapts the pages in frames to the theme, for which these need the origin of the site
+    html = html.replace('sandbox="allow-scripts"', 'sandbox="allow-scripts allow-same-origin"')
+    html = html.replace("<use href=", "<use xlink:href=")  # the theme's scripts take every href for that of a link
+    return f'<div class="notebook-output">{html}</div>'
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ SLOW_FILES = [
     "test_server",
     "test_security",
     "test_sklearn",
-    "test_notebook",
+    "test_notebooks",
     "test_two_nodes",
     "test_task_pages",
     "test_compare_page",

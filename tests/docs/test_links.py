@@ -85,6 +85,22 @@ def test_a_notebook_becomes_a_page(tmp_path, monkeypatch):
     assert [file.suffix for file in (tmp_path / "notebooks/sums_files").iterdir()] == [".png"]
 
 
+def test_a_notebook_page_offers_the_notebook(tmp_path, monkeypatch):
+    monkeypatch.setattr(site, "STAGED", tmp_path)
+    path = site.NOTEBOOKS / "first-model.ipynb"
+    site.write(path, "# Title\n\nText.\n")
+    site.offer_download(path)
+    page = (tmp_path / "notebooks/first-model.md").read_text()
+    assert page.startswith("# Title\n\n[Download this notebook](first-model.ipynb)") and page.endswith("Text.\n")
+    assert (tmp_path / "notebooks/first-model.ipynb").read_bytes() == path.read_bytes()
+
+
+def test_html_outputs_are_one_block():
+    frame = '<iframe sandbox="allow-scripts"\n\n\n srcdoc=""></iframe><svg><use href="#mark"/></svg>'
+    html = site.html_output(frame)
+    assert "\n\n" not in html and "allow-same-origin" in html and 'xlink:href="#mark"' in html
+
+
 def test_pictures_are_small_and_used():
     pictures = [path for path in (links.ROOT / "docs" / "figures").iterdir() if path.suffix in (".png", ".svg")]
     text = "".join(page.read_text(encoding="utf-8") for page in links.markdown_pages())

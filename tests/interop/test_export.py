@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from headstock.data.mask_gaps import SurfaceForms
 from headstock.errors import UserError
 from headstock.inference.pipeline import load
 from headstock.interop import export_run, import_run
@@ -287,6 +288,17 @@ def test_the_fill_mask_pipeline_ranks_as_the_run_does(tmp_path):
     output = fill("ab [MASK] cd")
     assert [row["token"] for row in output] == expected.indices.tolist()
     assert [row["score"] for row in output] == pytest.approx(expected.values.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "model"), [("bpe", BOTH), ("wordpiece", BERT)])
+def test_a_mask_is_tokenized_as_fill_does(tmp_path, kind, model):
+    run = small_run(tmp_path / "run", model, MASKED if kind == "wordpiece" else {"name": "masked"}, kind=kind)
+    export_run(run, tmp_path / "exported")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    surface = SurfaceForms(load(run.path, device="cpu").tokenizer)
+    for text in ("ab [MASK] cd", "ab[MASK]cd", "[MASK] cd"):
+        ids, _ = surface.tokenize(text)
+        assert theirs(text, add_special_tokens=False)["input_ids"] == ids, text
 
 
 def test_the_feature_pipeline_gives_the_vectors_of_embed(tmp_path):

@@ -10,6 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from headstock.config import malformed_as_user_error, quote, read_settings
+from headstock.data.mask_gaps import SurfaceForms
 from headstock.data.tokenizer import Tokenizer, open_tokenizer
 from headstock.data.tokenizer_backends import SPECIAL_TOKENS, SentencePieceBackend, TokenizersBackend, rust_errors
 from headstock.data.tokenizer_training import MAX_VOCABULARY
@@ -27,6 +28,8 @@ ROLES = {  # ours: theirs
     "mask": "mask_token",
 }
 
+MASK_SPACE = "mask_includes_space"  # in tokenizer_config.json: set by an export, undone by an import
+
 
 def tokenizer_problems(tokenizer: Tokenizer) -> list[str]:
     if tokenizer.source_tokenizer is not None:
@@ -40,7 +43,10 @@ def tokenizer_problems(tokenizer: Tokenizer) -> list[str]:
 
 def tokenizer_files(tokenizer: Tokenizer, task: Task, *, length: int, segments: bool) -> dict[str, str]:
     """The contents of tokenizer.json and its companion files, by file name."""
-    library = tokenizers.Tokenizer.from_str(tokenizer.backend.to_json())
+    text = tokenizer.backend.to_json()
+    if mask_space := mask_includes_space(tokenizer, task):
+        text = with_mask_space(text, includes_space=True)
+    library = tokenizers.Tokenizer.from_str(text)
     library.post_processor = template(tokenizer, task)
     names = ["input_ids", *(["token_type_ids"] if segments else []), "attention_mask"]
     special = special_tokens(tokenizer)
@@ -54,12 +60,27 @@ def tokenizer_files(tokenizer: Tokenizer, task: Task, *, length: int, segments: 
         # [MASK] in a text is a special token only for models that fill masks
         "split_special_tokens": not task.fills_masks,
         **special,
+        **({MASK_SPACE: True} if mask_space else {}),
     }
     return {
         "tokenizer.json": library.to_str(pretty=True),
         "tokenizer_config.json": json.dumps(settings, indent=2, ensure_ascii=False) + "\n",
         "special_tokens_map.json": json.dumps(special, indent=2, ensure_ascii=False) + "\n",
     }
+
+
+def mask_includes_space(tokenizer: Tokenizer, task: Task) -> bool:
+    """Whether a mask stands for words that include the space before them, which it must then include as well."""
+    return task.fills_masks and tokenizer.mask is not None and SurfaceForms(tokenizer).words_include_space
+
+
+def with_mask_space(library: str, *, includes_space: bool) -> str:
+    """A tokenizer.json whose mask token includes the space before it, or does not."""
+    tree = json.loads(library)
+    for token in tree["added_tokens"]:
+        if token["content"] == SPECIAL_TOKENS["mask"]:
+            token["lstrip"] = includes_space
+    return json.dumps(tree, ensure_ascii=False)
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
@@ -96,8 +117,13 @@ def template(tokenizer: Tokenizer, task: Task) -> processors.PostProcessor:
 
 def read_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a folder, from tokenizer.json or from the files of older versions."""
-    if (folder / "tokenizer.json").is_file():
-        return open_tokenizer(folder / "tokenizer.json")
+    file, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    if file.is_file():
+        tokenizer = open_tokenizer(file)
+        if settings.is_file() and read_settings(settings).get(MASK_SPACE):  # as the run had it
+            text = with_mask_space(tokenizer.backend.to_json(), includes_space=False)
+            tokenizer = Tokenizer(TokenizersBackend(tokenizers.Tokenizer.from_str(text)))
+        return tokenizer
     try:
         with malformed_as_user_error(folder, "a tokenizer"), rust_errors():
             return read_legacy_files(folder)

@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 BIN := $(VENV)/bin
-# two test workers more than cores: tests of processes and pages wait part of the time
-WORKERS = $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 2)")
+# one test worker more than cores: tests of processes and pages wait part of the time
+WORKERS = $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
 
 .PHONY: demo serve test setup lint types tests docs notebooks reference pictures faults dist sbom clean
 

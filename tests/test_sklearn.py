@@ -135,6 +135,12 @@ def test_the_seed_is_the_random_state(quick):
     assert (same == drawn).all()
 
 
+def test_a_missing_label_is_named(quick):
+    for missing in (None, float("nan")):
+        with pytest.raises(ValueError, match=r"y\[1\] is .*, expected a class"):
+            TextClassifier(**quick).fit(TEXTS, np.array([LABELS[0], missing, *LABELS[2:]], dtype=object))
+
+
 # Regressor
 
 

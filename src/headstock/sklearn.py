@@ -222,6 +222,9 @@ class TextClassifier(ClassifierMixin, FinetunedEstimator):
         """Fine-tune the run on texts and their classes, which may be strings, integers or booleans."""
         texts, labels = check_texts(X), check_target(self, y)
         check_consistent_length(texts, labels)
+        for index, label in enumerate(labels if labels.dtype == object else ()):
+            if label is None or label != label:  # NaN differs from itself
+                raise ValueError(f"y[{index}] is {describe_value(label)}, expected a class")
         check_classification_targets(labels)
         classes, numbers = np.unique(labels, return_inverse=True)
         if len(classes) < 2:

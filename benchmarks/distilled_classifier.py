@@ -79,14 +79,14 @@ def cross_validate(
         train, held_out = (rows.select(np.flatnonzero(part).tolist()) for part in (folds != fold, folds == fold))
         folder = options.out / f"folds-{options.folds}" / f"seed-{seed}" / str(fold)
         probabilities = train_all(recipe, runs, train, held_out, folder, options.device, seed)
-        truth = np.array([recipe_classes(rows).index(label) for label in held_out.labels or []])
+        truth = np.array([class_names(rows).index(label) for label in held_out.labels or []])
         for name, values in probabilities.items():
             scores.setdefault(name, []).append(float((values.argmax(1) == truth).mean()))
         print(json.dumps({"fold": fold, **{name: round(values[-1], 4) for name, values in scores.items()}}), flush=True)
     print(json.dumps({"seed": seed, **{name: round(statistics.mean(values), 4) for name, values in scores.items()}}))
 
 
-def recipe_classes(rows: Records) -> list[str]:
+def class_names(rows: Records) -> list[str]:
     return sorted(set(rows.labels or []))
 
 
@@ -103,7 +103,7 @@ def train_all(
         settings = teachers["finetune"] | own | {"valid_fraction": HELD_OUT}
         out = folder / f"teacher-{name}"
         headstock.finetune(runs[model["run"]], task="classify", out=out, settings=settings, **common)
-        members[name] = predicted(out, recipe_classes(rows))
+        members[name] = predicted(out, class_names(rows))
     if teachers["tfidf"]:
         members["tfidf"] = tfidf_probabilities(rows, test, seed=seed)
     members["together"] = combine(list(members.values()), np.full(len(members), 1 / len(members)))
@@ -119,9 +119,9 @@ def train_all(
         settings=settings,
         **common,
     )
-    members["student"] = predicted(folder / "student", recipe_classes(rows))
+    members["student"] = predicted(folder / "student", class_names(rows))
     for name, values in members.items():
-        lines = [dict(zip(recipe_classes(rows), map(float, row.round(5)), strict=True)) for row in values]
+        lines = [dict(zip(class_names(rows), map(float, row.round(5)), strict=True)) for row in values]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return members
 
@@ -136,7 +136,7 @@ def predicted(run: Path, classes: list[str]) -> np.ndarray:
 
 
 def tfidf_probabilities(rows: Records, test: Records, *, seed: int) -> np.ndarray:
-    classes = recipe_classes(rows)
+    classes = class_names(rows)
     numbers = np.array([classes.index(label) for label in rows.labels or []])
     order = np.random.default_rng(seed).permutation(len(numbers))
     count = int(len(numbers) * HELD_OUT)

@@ -105,7 +105,9 @@ def test_evaluate_and_finetune_print_the_same_line_with_the_majority_class(class
     folder = classifier[0]
     train = folder / "train.csv"
     files = ["--train", train, "--valid", train, "--columns", "text=review,label=stars"]
-    out, _ = call("finetune", pretrained[0], "--out", tmp_path / "run", *files, *SHORT_FINETUNING)
+    out, err = call("finetune", pretrained[0], "--out", tmp_path / "run", *files, *SHORT_FINETUNING[:-1])
+    before_validation = err.partition("valid loss")[0]
+    assert "steps | loss" in before_validation  # a log shows the training loss from the start
     measured = next(line for line in out.splitlines() if line.startswith("valid: ")).removeprefix("valid: ")
     assert "majority class 66.7%" in measured
     out, _ = call("evaluate", tmp_path / "run", train)

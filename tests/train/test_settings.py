@@ -13,7 +13,13 @@ from headstock.model.backbone import BACKBONES
 from headstock.tasks.base import TASKS
 from headstock.tasks.labelled import LabelledTask
 from headstock.train.models import build_model, build_task
-from headstock.train.resolve import require_corpus, resolve_pretrain_config, supports, with_vocabulary
+from headstock.train.resolve import (
+    require_corpus,
+    resolve_finetune_config,
+    resolve_pretrain_config,
+    supports,
+    with_vocabulary,
+)
 from headstock.train.run_folder import open_run
 from headstock.train.settings import (
     TrainSettings,
@@ -191,6 +197,13 @@ def test_a_run_length_replaces_one_of_another_unit():
     assert override_settings(tree, {"lr": 1e-3})["train"] == {"epochs": 8, "lr": 1e-3}
     with pytest.raises(ConfigError, match="cannot be set together"):
         make_config(override_settings(tree, {"train.steps": 5, "train.minutes": 1}))
+
+
+def test_the_default_of_log_every_changes_no_key_of_a_cached_result():
+    """The first versions printed no training loss of a fine-tuning; their cached trials stay valid."""
+    config = resolve_finetune_config(open_run("reviews-en"), "classify", None, {"data.train": "rows.csv"})
+    assert config.train.log_every is None
+    assert config.plain(for_key=True)["train"]["log_every"] == 10**9 and config.plain()["train"]["log_every"] is None
 
 
 def test_another_family_ignores_the_model_of_the_preset():

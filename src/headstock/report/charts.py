@@ -203,16 +203,24 @@ def training_panel(axes: "Axes", style: ArmStyle, runs: list[Rows], limits: tupl
         if 1 < len(curves) <= 6:
             for curve in curves:
                 axes.plot(*zip(*curve, strict=True), dashes, color=style.colour, linewidth=0.8, alpha=0.35)
+        curve = mean_curve(curves)
         options = style.line | {"markersize": 5, "label": name}
-        if not has_markers or dashes == "--":
+        if dashes == "--":
+            options |= {"marker": single_marker(curve), "markerfacecolor": PAPER}
+        elif not has_markers:
             options["marker"] = None
-        axes.plot(*zip(*mean_curve(curves), strict=True), dashes, **options)
+        axes.plot(*zip(*curve, strict=True), dashes, **options)
     axes.set_title(shorten(style.label, 34), color=style.colour, fontweight="bold", loc="left")
     axes.set_ylim(*limits)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
     score_axis(axes.yaxis, metric)
     axes.grid(axis="y")
     axes.set_xlabel("epoch")
+
+
+def single_marker(curve: Curve) -> str | None:
+    """A marker for a curve of one point, which has no line."""
+    return "o" if len(curve) == 1 else None
 
 
 def epoch_curve(epochs: Rows, key: str) -> Curve:
@@ -241,7 +249,8 @@ def loss(train: Curve, valid: Curve, *, wide: bool) -> "Figure":
     def paint(figure: "Figure") -> None:
         axes = figure.subplots()
         if train:
-            axes.plot(*zip(*train, strict=True), linestyle="--", color=RIGHT, linewidth=1.4, label="training")
+            line: dict[str, Any] = {"linestyle": "--", "linewidth": 1.4, "marker": single_marker(train)}
+            axes.plot(*zip(*train, strict=True), color=RIGHT, markerfacecolor=PAPER, label="training", **line)
         if valid:
             axes.plot(*zip(*valid, strict=True), marker="o", markersize=5, color=WRONG, label="validation")
         axes.set_xlabel("step")

@@ -47,7 +47,6 @@ FINETUNE_DEFAULTS: Tree = {
     "beta2": 0.999,
     "weight_decay": 0.01,
     "valid_tokens": 10**12,
-    "log_every": 10**9,
     "keep": 1,
     "tensorboard": False,
 }

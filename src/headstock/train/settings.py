@@ -162,6 +162,7 @@ def kind_of_transfer(settings: Mapping[str, Any]) -> str:
 
 
 RUN_LENGTHS = ("steps", "epochs", "minutes")  # at most one of these is set
+NO_LOG_LINES = 10**9  # steps: the default of fine-tuning in the first versions, which keys of cached results contain
 DEFAULT_FAMILY, DEFAULT_OBJECTIVE = "transformer", "causal"
 
 
@@ -262,11 +263,14 @@ class RunConfig:
 
     def plain(self, *, for_key: bool = False) -> dict[str, Any]:
         """All settings by section; `for_key` without those that earlier versions did not have: see `config.added`."""
-        return {
+        tree = {
             "model": {"family": self.family, **config.to_dict(self.model, for_key=for_key)},
             "task": {"name": self.objective, **config.to_dict(self.task, for_key=for_key)},
             **{name: config.to_dict(getattr(self, name), for_key=for_key) for name in sections_of(vars(self))},
         }
+        if for_key and self.transfer is not None and self.train.log_every is None:
+            tree["train"]["log_every"] = NO_LOG_LINES
+        return tree
 
 
 PRETRAINING: dict[str, type] = {"data": DataSettings, "tokenizer": TokenizerSettings, "train": TrainSettings}

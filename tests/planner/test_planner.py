@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import tomllib
 from dataclasses import replace
 
@@ -28,10 +29,10 @@ from headstock.planner.forecast import (
     fits_in_memory,
     run_seconds,
 )
-from headstock.planner.machine import Machine, measure_machine
+from headstock.planner.machine import Machine, busy_warning, measure_machine
 from headstock.planner.planner import Planner, plan
 from headstock.planner.probe import ProbeResult, corrected_estimate
-from headstock.planner.summary import plan_notes
+from headstock.planner.summary import plan_notes, plan_reason
 from headstock.train.execution import LAUNCH_SECONDS
 from headstock.train.models import blueprint
 from headstock.train.optimizers import make_optimizers
@@ -247,8 +248,18 @@ def test_time_and_speed_are_defined_as_in_a_run(size):
     assert proposal.tokens_per_second < costs.tokens_per_second
     assert any("new process" in line and "30 s" in line for line in plan_notes(proposal))
     late = planner.plan(*planner.choose(GPU), GPU, replace(costs, startup_seconds=70.0, cold_start_seconds=0.0))
-    assert late.seconds > 70 and any("more than 1 minutes" in line for line in plan_notes(late))
+    assert late.seconds > 70 and any("more than 1 minute:" in line for line in plan_notes(late))
     assert not any("new process" in line for line in plan_notes(late))
+
+
+def test_a_run_in_minutes_is_announced_as_one_that_follows_the_clock(size):
+    """The plan stops after the epochs that pay off; `pretrain --minutes` uses all of its time."""
+    proposal = make_plan(size, LAPTOP, minutes=600, objective="causal")
+    steps = affordable_steps(proposal.costs, 600 * 60, proposal.valid_tokens)
+    assert steps > 2 * proposal.steps
+    assert f"stops after 600 minutes, however many steps that gives: about {steps:,} steps" in plan_reason(proposal)
+    assert f"{proposal.steps:,} steps" not in plan_reason(proposal)
+    assert "for 1 minute:" in plan_reason(make_plan(size, LAPTOP, minutes=1))
 
 
 def test_hybrid_validation_reads_held_out_text_twice(size):
@@ -266,6 +277,17 @@ def test_a_machine_is_measured():
     machine = measure_machine(torch.device("cpu"))
     assert machine.matmul_flops > 1e8 and machine.memory_bandwidth > 1e7 and 0 < machine.launch_seconds < 0.1
     assert machine.free_bytes > 1 << 20 and machine.baseline_bytes > 1 << 20
+
+
+@pytest.mark.skipif(not hasattr(os, "getloadavg"), reason="there is no load average here")
+def test_a_busy_machine_is_named(monkeypatch, text, caplog):
+    cores = os.cpu_count()
+    for load, is_busy in ((cores, False), (cores + 1.5, True)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        caplog.clear()
+        plan(text, minutes=1, device="cpu", objective="causal")
+        assert [f"load average {load:.1f}" in record.message for record in caplog.records] == [True] * is_busy
+    assert busy_warning(torch.device("cuda")) is None
 
 
 def test_a_recipe_round_trips():

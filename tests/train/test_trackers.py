@@ -232,7 +232,7 @@ def wandb_rows(records: list) -> list[dict]:
 def test_an_interrupted_ensemble_continues_its_wandb_run(wandb_folder, corpus, tmp_path, settings):
     pretrain(corpus, out=tmp_path / "base", settings=settings)
     rows = write_rows(tmp_path / "rows.csv", REVIEWS)
-    options = {"epochs": 4, "batch": 8, "ensemble": 2, "track": "wandb", "tensorboard": False}
+    options = {"epochs": 4, "batch": 8, "ensemble": 2, "track": "wandb", "tensorboard": False, "log_every": 100}
     with pytest.raises(Stop):
         finetune(tmp_path / "base", train=rows, out=tmp_path / "towns", settings=options, callbacks=[stop_at(8)])
     results = finetune(tmp_path / "base", train=rows, out=tmp_path / "towns", settings=options, resume=True)

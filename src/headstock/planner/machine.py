@@ -1,5 +1,6 @@
 """Measures a device in about a second: matrix products, memory bandwidth, launch overhead and free memory."""
 
+import os
 import platform
 import statistics
 import time
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from headstock.report.format import pluralize
 from headstock.train.memory import free_bytes, process_bytes
 
 MATRIX_SIZE = {"cpu": 768, "mps": 2048, "cuda": 8192}
@@ -51,6 +53,19 @@ def measure_machine(device: torch.device) -> Machine:
         launch_seconds=small_seconds / SMALL_OPERATIONS,
         free_bytes=free_bytes(device),
         baseline_bytes=process_bytes(device),
+    )
+
+
+def busy_warning(device: torch.device) -> str | None:
+    """One line if more processes want to run than there are cores: speeds measured now are then too low."""
+    if device.type != "cpu" or not hasattr(os, "getloadavg"):  # Windows has none
+        return None
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load <= cores:
+        return None
+    return (
+        f"this machine is busy (load average {load:.1f}, {pluralize(cores, 'core')}): it was measured slower than it "
+        "is when idle, and the plan is smaller for it"
     )
 
 

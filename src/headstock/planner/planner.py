@@ -24,7 +24,7 @@ from headstock.planner.forecast import (
     fits_in_memory,
     run_seconds,
 )
-from headstock.planner.machine import Machine, measure_machine
+from headstock.planner.machine import Machine, busy_warning, measure_machine
 from headstock.planner.rules import TOKENS_PER_PARAMETER, TextStatistics, max_epochs, planned_objectives
 from headstock.train.budget import validation_tokens
 from headstock.train.distributed import choose_device
@@ -129,6 +129,8 @@ def plan(
     text = measure_corpus(read_corpus(paths, documents=documents or "auto", column=column or "text"))  # type: ignore[arg-type]
     torch_device = choose_device(device)
     machine = measure_machine(torch_device)
+    if warning := busy_warning(torch_device):
+        logger.warning(warning)
     planner = Planner(text, data, minutes, objective, seed)
     candidate, counts = planner.choose(machine)
     proposal = planner.plan(candidate, counts, machine)

@@ -3,9 +3,10 @@
 from typing import Any
 
 from headstock.cost.measured import measured_note
+from headstock.planner.forecast import affordable_steps
 from headstock.planner.planner import TrainingPlan
 from headstock.planner.rules import REASONS, max_epochs
-from headstock.report.format import compact_number, format_bytes, format_duration
+from headstock.report.format import compact_number, format_bytes, format_duration, format_minutes, pluralize
 
 
 def plan_table(plan: TrainingPlan) -> Any:
@@ -59,24 +60,32 @@ def plan_notes(plan: TrainingPlan) -> list[str]:
     elif plan.seconds < 0.8 * 60 * plan.minutes:
         epochs = max_epochs(plan.candidate.objective)
         notes.append(
-            f"Training ends before {plan.minutes:g} minutes: after {epochs} epochs the model would only memorize the "
-            "text. More text would help more than more time."
+            f"Training ends before {format_minutes(plan.minutes)}: after {epochs} epochs the model would only memorize "
+            "the text. More text would help more than more time."
         )
     elif plan.seconds > 1.05 * 60 * plan.minutes:
         overhead = format_duration(plan.seconds - plan.steps * costs.step_seconds)
         notes.append(
-            f"This takes more than {plan.minutes:g} minutes: start-up, validations and checkpoints take {overhead}."
+            f"This takes more than {format_minutes(plan.minutes)}: start-up, validations and checkpoints take "
+            f"{overhead}."
         )
     return notes
 
 
 def plan_reason(plan: TrainingPlan) -> str:
-    """One line that explains the model of `pretrain --minutes` without a preset."""
-    values = decisions(plan)
-    parts = ", ".join(values[name] for name in ("objective", "size", "passes", "batch"))
+    """Explains the model of `pretrain --minutes` without a preset, and how long it is trained.
+
+    Such a run follows the clock, also beyond the epochs that the plan would stop at.
+    """
+    assert plan.minutes is not None
+    values, costs, minutes = decisions(plan), plan.costs, format_minutes(plan.minutes)
+    steps = affordable_steps(costs, 60 * plan.minutes, plan.valid_tokens)
+    epochs = steps * costs.step_tokens / max(1.0, plan.candidate.text.tokens)
     return (
-        f"no preset or size given, so this one was chosen for {plan.minutes:g} minutes: {parts}; about "
-        f"{plan.tokens_per_second:,.0f} tokens/s and {format_bytes(plan.costs.peak_bytes)} (headstock plan explains it)"
+        f"no preset or size given, so this model was chosen for {minutes}: {values['objective']}, {values['size']}, "
+        f"batches of {plan.config['train']['batch']} rows, {format_bytes(costs.peak_bytes)} of memory at most "
+        f"(headstock plan explains it). Training stops after {minutes}, however many steps that gives: about "
+        f"{pluralize(steps, 'step')} or {epochs:.1f} epochs by a forecast that may be off by a factor of two."
     )
 
 

@@ -141,6 +141,11 @@ def format_duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
 
 
+def format_minutes(minutes: float) -> str:
+    """A time budget as it was set: `1 minute`, `0.5 minutes`, `90 minutes`."""
+    return f"{minutes:g} minute{'' if minutes == 1 else 's'}"
+
+
 @dataclass(frozen=True)
 class Difference:
     """How much better one arm is than another, in points; without an interval low and high are None.

@@ -22,6 +22,7 @@ from headstock.intervals import (
     weighted_interval,
 )
 from headstock.rng import generator
+from headstock.tasks.text_metrics import format_range
 
 
 @pytest.fixture
@@ -183,6 +184,17 @@ def test_one_seed_gives_a_mean_and_no_interval():
     assert interval(correct) == (correct.mean(), None, None)
     assert difference(correct, 1 - correct)[1:] == (None, None)
     assert macro_f1_interval(correct[0], correct, 2) == (1.0, None, None)
+
+
+def test_two_seeds_that_differ_determine_nothing():
+    """Student's t with one degree of freedom is 12.7; an interval of 0 to 100 would look like a measurement."""
+    true = np.arange(40) % 2
+    predicted = np.stack([np.zeros(40, dtype=int), np.where(np.arange(40) < 28, true, 0)])
+    estimate = macro_f1_interval(true, predicted, 2)
+    assert (estimate.low, estimate.high) == (0.0, 1.0)
+    assert format_range("macro_f1", estimate.low, estimate.high) == "undetermined"
+    five = macro_f1_interval(true, np.concatenate([predicted, predicted[[0, 1, 0]]]), 2)
+    assert 0 < five.low < five.high < 1 and " to " in format_range("macro_f1", five.low, five.high)
 
 
 def test_items_must_be_the_same_for_a_pair():

@@ -289,6 +289,14 @@ def test_one_seed_gives_no_interval_and_says_so(stock, files, tmp_path, caplog):
     assert schema_errors(json.loads(json.dumps(results)), SCHEMA) == []
 
 
+def test_few_seeds_are_named_and_more_advised(done):
+    results, out, _ = done
+    (note,) = [note for note in results["notes"] if "seeds only" in note]
+    assert "rest on 2 seeds" in note and "--seeds 5" in note
+    # terminal and report list the notes of this file
+    assert note in json.loads((out / "results.json").read_text(encoding="utf-8"))["notes"]
+
+
 def test_the_command_keeps_the_json_contract(call, files, tmp_path):
     options = [f"--{name}={path}" for name, path in files.items()]
     out, _ = call("compare", *options, "--arms=tfidf", "--labels=8", "--seeds=1", "--out", tmp_path, "--json")

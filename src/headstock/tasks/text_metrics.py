@@ -72,9 +72,11 @@ def format_metric(metric: str, value: float | None, *, scale: float | None = Non
 
 
 def format_range(metric: str, low: float | None, high: float | None, *, scale: float | None = None) -> str:
-    """`70.1 to 72.5`; empty without an interval."""
+    """`70.1 to 72.5`; empty without an interval, and `undetermined` for one that contains every possible share."""
     if low is None or high is None:
         return ""
+    if is_score(metric) and metric not in NOT_PERCENT and low <= 0 and high >= 1:
+        return "undetermined"
     return " to ".join(
         format_metric(metric, end, scale=high if scale is None else scale).removesuffix("%") for end in (low, high)
     )

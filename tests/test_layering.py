@@ -12,7 +12,7 @@ from headstock.tasks.base import TASKS
 ROOT = Path(headstock.__file__).parent
 LAYERS = [
     {"errors", "config", "registry", "io", "rng", "intervals", "markdown", "logs", "signals", "ray_cluster"}
-    | {"results", "cache_use"},
+    | {"results", "cache_use", "option_names"},
     {"kernels"},
     {"model", "data"},
     {"decoding"},

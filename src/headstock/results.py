@@ -1,7 +1,7 @@
 """The base of what the Python API returns: values with JSON, data frame and notebook forms."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeVar, overload
@@ -75,11 +75,23 @@ class Result(Mapping[str, Any]):
 
 
 class ResultList(list[T]):
-    """A list of results. `index_name` names the column that numbers the items in a data frame, if any."""
+    """A list of results.
 
-    def __init__(self, items: Iterable[T] = (), *, index_name: str | None = None):
+    `index_name` names the column that numbers the items in a data frame, if any. `inputs` are the values that each
+    item is a result of, by column: they precede the item's own in the data frame. `index` is that of the pandas frame
+    from which they came.
+    """
+
+    def __init__(
+        self,
+        items: Iterable[T] = (),
+        *,
+        index_name: str | None = None,
+        inputs: Sequence[Mapping[str, Any]] | None = None,
+        index: Any = None,
+    ):
         super().__init__(items)
-        self.index_name = index_name
+        self.index_name, self.inputs, self.index_labels = index_name, inputs, index
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> T: ...
@@ -87,7 +99,10 @@ class ResultList(list[T]):
     def __getitem__(self, index: slice) -> "ResultList[T]": ...
     def __getitem__(self, index: SupportsIndex | slice) -> "T | ResultList[T]":
         if isinstance(index, slice):
-            return ResultList(super().__getitem__(index), index_name=self.index_name)
+            inputs = None if self.inputs is None else self.inputs[index]
+            labels = None if self.index_labels is None else self.index_labels[index]
+            items = super().__getitem__(index)
+            return ResultList(items, index_name=self.index_name, inputs=inputs, index=labels)
         return super().__getitem__(index)
 
     def to_dict(self) -> list[Any]:
@@ -95,15 +110,20 @@ class ResultList(list[T]):
         return [item.to_dict() for item in self]
 
     def to_frame(self) -> "pandas.DataFrame":
-        """All items in one pandas DataFrame."""
-        return make_frame(self._rows())
+        """All items in one pandas DataFrame, with the index of the frame that they are results of."""
+        frame = make_frame(self._rows())
+        if self.index_labels is not None and len(self.index_labels) == len(frame):
+            frame.index = self.index_labels
+        return frame
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [
-            ({} if self.index_name is None else {self.index_name: index}) | row
-            for index, item in enumerate(self)
-            for row in item._rows()
-        ]
+        rows = []
+        for number, item in enumerate(self):
+            given = {} if self.index_name is None else {self.index_name: number}
+            given |= {} if self.inputs is None else self.inputs[number]
+            for row in item._rows():
+                rows.append({name: value for name, value in given.items() if name not in row} | row)
+        return rows
 
     def _repr_html_(self) -> str:
         return html_table(self._rows())

@@ -28,6 +28,7 @@ from headstock.inference.inputs import describe_value
 from headstock.inference.pipeline import Pipeline
 from headstock.inference.run_reference import RunReference
 from headstock.io import atomic_folder, cache_folder, layout_files
+from headstock.option_names import names_keywords
 from headstock.train.finetune import finetune
 from headstock.train.model_card import write_card
 from headstock.train.run_folder import LAYOUT, RunFolder
@@ -143,6 +144,7 @@ class FinetunedEstimator(RunEstimator):
             return int(self.random_state)
         return int(check_random_state(self.random_state).randint(MAX_SEED))
 
+    @names_keywords
     def fit_run(self, texts: list[str], labels: list[Any], **settings: Any) -> None:
         """Train on rows in a new run folder, and use it."""
         if len(texts) < 2:

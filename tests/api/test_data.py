@@ -92,11 +92,11 @@ def test_a_str_is_a_path_and_a_list_may_be(tmp_path, monkeypatch):
     [
         ([], "train: no rows"),
         ([{"txt": "a", "label": 1}], r"train\[0\]: no column 'text'; did you mean 'txt'\? \(columns: 'txt', 'label'\)"),
-        ([*PAIRS, (None, "pos")], r"train\[2\]: column 'text' is None"),
-        ([*PAIRS, None], r"train\[2\]: column 'text' is None"),
+        ([*PAIRS, (None, "pos")], r"train\[2\]: column 'text' has no value .*skip_blank=True"),
+        ([*PAIRS, None], r"train\[2\]: column 'text' has no value"),
         ([*PAIRS, ("  ", "pos")], r"train\[2\]: column 'text' is blank"),
-        ([*PAIRS, ("text", None)], r"train\[2\]: column 'label' is missing \(other rows have it\)"),
-        ([*PAIRS, ("text", float("nan"))], r"train\[2\]: column 'label' is missing"),
+        ([*PAIRS, ("text", None)], r"train\[2\]: column 'label' has no value .*as in other rows; skip_blank=True"),
+        ([*PAIRS, ("text", float("nan"))], r"train\[2\]: column 'label' has no value \(None or NaN\)"),
         (["only", "texts"], "train: no column 'label'"),
         ([("a", "b", "c", "d")], r"train\[0\]: is a tuple of 4, expected a text, a tuple \(text, label\)"),
         ([("a", object())], r"train\[0\]: column 'label' is a object"),
@@ -109,7 +109,7 @@ def test_rows_that_cannot_be_used(rows, message):
     folder = cache_folder() / "memory"
     before = set(folder.glob("*"))
     with pytest.raises(UserError, match=message):
-        labelled_file(rows, name="train", labelled=True)
+        labelled_file(rows, name="train", labelled=True, skip_blank=False)
     assert set(folder.glob("*")) == before
 
 

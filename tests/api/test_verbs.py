@@ -75,8 +75,41 @@ def test_a_frame_is_trained_on_predicted_and_evaluated(classifier):
     assert low <= accuracy <= high
     with pytest.raises(UserError, match=r"rows\[0\]: no column 'text' \(columns: 'body'"):
         pipeline.predict(renamed)
-    with pytest.raises(UserError, match=r"data\[1\]: column 'text' is None"):
+    with pytest.raises(UserError, match=r"data\[1\]: column 'text' has no value .*skip_blank=True"):
         pipeline.evaluate([ROWS[0], (None, "neg")])
+    with pytest.raises(UserError, match=r"slices=stars: .*no column"):  # in Python the keyword, not --slice
+        pipeline.evaluate(ROWS, slices=["stars"])
+
+
+def test_a_frame_of_predictions_has_inputs_and_index(classifier, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pipeline, texts = classifier.load(device="cpu"), [text for text, _ in ROWS[:3]]
+    frame = pandas.DataFrame({"body": texts, "id": [7, 8, 9]}, index=pandas.Index(["a", "b", "c"], name="key"))
+    predictions = pipeline.predict(frame, columns={"text": "body"})
+    table = predictions.to_frame()
+    assert list(table["body"]) == texts and "id" not in table and table.index.equals(frame.index)
+    assert list(table["label"]) == [row["label"] for row in pipeline.predict(texts)]
+    assert list(predictions[1:].to_frame().index) == ["b", "c"] and texts[1] in predictions[1:]._repr_html_()
+    assert list(pipeline.predict(texts).to_frame()["text"]) == texts
+    file = tmp_path / "rows.csv"
+    file.write_text("text\n" + "\n".join(f'"{text}"' for text in texts), encoding="utf-8")
+    assert pipeline.predict(file).to_frame()["text"].tolist() == texts
+    for name in (str(file), "missing.csv"):
+        with pytest.raises(UserError, match=r"is the name of a file; pass Path\("):
+            pipeline.predict(name)
+    assert len(pipeline.predict([str(file)])) == len(pipeline.predict("see rows.csv")) == 1
+
+
+def test_errors_name_keywords_in_python_and_options_in_a_command(run, tmp_path, call):
+    with pytest.raises(UserError, match=r"name a file with train$"):
+        headstock.finetune(run.run, out=tmp_path / "new")
+    assert "name a file with --train" in call("finetune", run.run, "--out", tmp_path / "new", code=2)[1]
+    with pytest.raises(UserError, match="use resume=True to continue it, overwrite=True to replace it"):
+        headstock.pretrain(TEXTS, out=run.run, settings=TINY)
+    with pytest.raises(UserError, match=r"^labels=50: .* has only"):
+        headstock.compare(run.run, train=ROWS, out=tmp_path / "c", labels=50)
+    with pytest.raises(UserError, match=r"^device=gpu: must be"):
+        headstock.load(run.run, device="gpu")
 
 
 def test_a_comparison(run, tmp_path):

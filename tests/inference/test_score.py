@@ -93,7 +93,7 @@ def test_runs_score_by_their_objective(corpus, tmp_path, tiny):
     causal, masked, hybrid = run("causal"), run("masked"), run("hybrid")
     assert causal.likelihood_kind() == hybrid.likelihood_kind() == "log-likelihood"
     assert masked.likelihood_kind() == hybrid.likelihood_kind(True) == "pseudo-log-likelihood"
-    with pytest.raises(UserError, match=r"--pseudo .*: hybrid, masked\)"):
+    with pytest.raises(UserError, match=r"pseudo=True .*: hybrid, masked\)"):
         causal.score("Anne", pseudo=True)
     with pytest.raises(UserError, match=r"from left to right .*: causal, hybrid\)"):
         masked.score("Anne", pseudo=False)

@@ -31,7 +31,7 @@ def split_files(
     valid: LabelledData | None = None,
     test: LabelledData | None = None,
     columns: Mapping[str, str] | None = None,
-    skip_blank: bool = False,
+    skip_blank: bool | None = None,
 ) -> dict[str, str | None]:
     """The files of the splits of a labelled task, by "train", "valid" and "test"; None where there is none."""
     from headstock.train.resolve import labelled_task

@@ -53,6 +53,7 @@ from headstock.explain.residual import explain_residual as residual_facts
 from headstock.explain.residual_document import residual_document
 from headstock.inference.evaluation import evaluation_store
 from headstock.inference.pipeline import Pipeline
+from headstock.option_names import names_keywords
 from headstock.train.loop import sequence_length
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = ("encoder", "decoder", "cross", "fo
 # A model
 
 
+@names_keywords
 def explain_parameters(
     run: Run | None = None,
     *,
@@ -83,6 +85,7 @@ def explain_parameters(
     return Explanation(parameter_document(parameter_facts(subject, classes=classes, batch=batch, length=length)))
 
 
+@names_keywords
 def explain_model(
     run: Run | None = None,
     *,
@@ -96,6 +99,7 @@ def explain_model(
     return Explanation(model_document(subject, parameter_facts(subject)))
 
 
+@names_keywords
 def explain_hooks(
     run: Run | None = None,
     *,
@@ -112,6 +116,7 @@ def explain_hooks(
 # Attention
 
 
+@names_keywords
 def explain_mask(
     run: Run | None = None,
     text: Texts | None = None,
@@ -150,6 +155,7 @@ def explain_mask(
     return Explanation(masks.mask_document(masks.explain_model_masks(model, row, name, where=where)))
 
 
+@names_keywords
 def explain_positions(
     run: Run | None = None,
     *,
@@ -190,6 +196,7 @@ def explain_positions(
     return Explanation((relative_position_document if own == "relative" else position_document)(tables))
 
 
+@names_keywords
 def explain_attention(
     run: Run,
     text: Texts | None = None,
@@ -226,6 +233,7 @@ def explain_attention(
 # One text
 
 
+@names_keywords
 def explain_layer(
     run: Run,
     text: Texts,
@@ -248,6 +256,7 @@ def explain_layer(
     return Explanation(layer_document(facts, str(name_of(run)), " / ".join(texts), steps=steps, direction=way))
 
 
+@names_keywords
 def explain_gradients(
     run: Run,
     text: Texts | None = None,
@@ -281,6 +290,7 @@ def explain_gradients(
     return Explanation(gradient_document(facts, name, title))
 
 
+@names_keywords
 def explain_residual(run: Run, text: Texts, *, label: str | None = None, device: str = "auto") -> Explanation:
     """The residual stream after each sublayer, what is added to it, and its predictions (logit lens)."""
     texts = list_of_texts(text)
@@ -288,6 +298,7 @@ def explain_residual(run: Run, text: Texts, *, label: str | None = None, device:
     return Explanation(residual_document(facts, str(name_of(run)), " / ".join(texts)))
 
 
+@names_keywords
 def explain_prediction(
     run: Run, text: Texts, *, label: str | None = None, at: int | None = None, device: str = "auto"
 ) -> Explanation:
@@ -299,6 +310,7 @@ def explain_prediction(
 # What the parts of a Transformer do for its answer
 
 
+@names_keywords
 def explain_logits(
     run: Run,
     text: Texts,
@@ -314,6 +326,7 @@ def explain_logits(
     return Explanation(logit_document(facts, str(name_of(run)), " / ".join(texts)))
 
 
+@names_keywords
 def explain_heads(
     run: Run,
     *,
@@ -329,6 +342,7 @@ def explain_heads(
     return Explanation(head_document(facts, str(name_of(run)), str(file)))
 
 
+@names_keywords
 def explain_patch(
     run: Run,
     text: Texts,
@@ -346,6 +360,7 @@ def explain_patch(
     return Explanation(patch_document(facts, str(name_of(run)), " / ".join(clean), " / ".join(other)))
 
 
+@names_keywords
 def explain_induction(
     run: Run, *, length: int | None = None, rows: int = 16, seed: int = 0, device: str = "auto"
 ) -> Explanation:
@@ -354,6 +369,7 @@ def explain_induction(
     return Explanation(induction_document(facts, str(name_of(run))))
 
 
+@names_keywords
 def explain_context(
     runs: Run | Iterable[Run],
     *,

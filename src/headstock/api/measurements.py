@@ -17,11 +17,13 @@ from headstock.errors import UserError
 from headstock.experiments import compare as comparing
 from headstock.experiments import ensemble as ensembles
 from headstock.experiments import sweep as sweeping
+from headstock.option_names import names_keywords
 from headstock.planner import planner
 from headstock.train import lr_finder
 from headstock.train.callbacks import Callback
 
 
+@names_keywords
 def compare(
     runs: str | Path | Sequence[str | Path] = (),
     *,
@@ -93,6 +95,7 @@ def compare(
         return Comparison(Path(out), finish_experiment(out, report=report))
 
 
+@names_keywords
 def sweep(
     corpus: CorpusData | None = None,
     *,
@@ -179,6 +182,7 @@ def sweep(
         return SweepResult(Path(out), finish_experiment(out, report=report))
 
 
+@names_keywords
 def ensemble(
     members: Sequence[str | Path],
     *,
@@ -216,6 +220,7 @@ def ensemble(
         return EnsembleResult(Path(out), finish_experiment(out, report=report))
 
 
+@names_keywords
 def lr_find(
     corpus: CorpusData | None = None,
     *,
@@ -265,6 +270,7 @@ def lr_find(
     return LRCurve(**{part.name: getattr(result, part.name) for part in fields(result)})
 
 
+@names_keywords
 def plan(
     corpus: CorpusData,
     *,

@@ -11,6 +11,7 @@ from typing import Any
 from headstock.errors import printable
 from headstock.io import rank_and_size
 from headstock.logs import LOGGER, messages_to
+from headstock.option_names import python_spelling
 from headstock.tasks.base import perplexity
 from headstock.train.callbacks import Callback, Event, status_line, terminal_progress
 from headstock.train.metrics import format_metrics
@@ -51,7 +52,7 @@ def in_notebook() -> bool:
 
 
 def print_message(line: str) -> None:
-    print(printable(line), file=sys.stderr, flush=True)
+    print(printable(python_spelling(line)), file=sys.stderr, flush=True)
 
 
 class NotebookProgress:
@@ -63,7 +64,7 @@ class NotebookProgress:
         self.handle: Any = None
 
     def add_line(self, line: str) -> None:
-        self.lines.append(line)
+        self.lines.append(python_spelling(line))
         self.show()
 
     def on_event(self, event: Event) -> None:

@@ -11,6 +11,7 @@ from headstock.api.reports import finish_run
 from headstock.api.results import Export, ImportedRun, RunResult
 from headstock.api.settings import merged_settings
 from headstock.experiments import distil as distillation
+from headstock.option_names import names_keywords
 from headstock.planner.model_size import with_planned_size
 from headstock.train import finetune as finetuning
 from headstock.train import pretrain as pretraining
@@ -20,6 +21,7 @@ from headstock.train.run_folder import RunFolder, open_run
 ExportFormat = Literal["huggingface", "onnx", "gguf", "lab"]
 
 
+@names_keywords
 def pretrain(
     corpus: CorpusData | None = None,
     *,
@@ -82,6 +84,7 @@ def pretrain(
         return RunResult(Path(out), finish_run(out, results, report=report, device=device))
 
 
+@names_keywords
 def finetune(
     run: str | Path | None = None,
     *,
@@ -135,6 +138,7 @@ def finetune(
         return RunResult(Path(out), finish_run(out, results, report=report, device=device))
 
 
+@names_keywords
 def distil(
     student: str | Path,
     *,
@@ -187,6 +191,7 @@ def distil(
         return RunResult(Path(out), finish_run(out, results, report=report, device=device))
 
 
+@names_keywords
 def export_run(
     run: str | Path | RunFolder,
     folder: str | Path | None = None,
@@ -227,6 +232,7 @@ def export_run(
     return Export(source.path, None if folder is None else Path(folder), to, content)
 
 
+@names_keywords
 def import_run(
     path: str | Path,
     *,

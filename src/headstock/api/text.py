@@ -10,10 +10,12 @@ from headstock.data import corpus as corpora
 from headstock.data import tokenizer as tokenizers
 from headstock.data.corpus import Corpus, DocumentUnit
 from headstock.data.tokenizer import Tokenizer, TokenizerSettings
+from headstock.option_names import names_keywords
 
 TokenizerKind = Literal["bpe", "unigram", "wordpiece", "word", "char"]
 
 
+@names_keywords
 def download(path: str | Path) -> Path:
     """The local copy of a file: of the catalog (`catalog:rotten-tomatoes/train.csv`) or a URL, downloaded once.
 
@@ -22,6 +24,7 @@ def download(path: str | Path) -> Path:
     return catalog.resolve(str(path)) or Path(path)
 
 
+@names_keywords
 def read_corpus(
     corpus: CorpusData,
     *,
@@ -37,6 +40,7 @@ def read_corpus(
     )
 
 
+@names_keywords
 def train_tokenizer(
     texts: Iterable[str],
     *,
@@ -51,6 +55,7 @@ def train_tokenizer(
     return tokenizers.train_tokenizer(texts, settings)
 
 
+@names_keywords
 def open_tokenizer(path: str | Path) -> Tokenizer:
     """A tokenizer of ours, of Hugging Face (tokenizer.json) or of SentencePiece (.model)."""
     return tokenizers.open_tokenizer(Path(path))

@@ -33,6 +33,7 @@ from headstock.data.urls import is_url
 from headstock.errors import HeadstockError, LostProcessError, UserError
 from headstock.io import finite
 from headstock.logs import log_level, messages_to
+from headstock.option_names import in_command
 from headstock.signals import signal_of, sigterm_raises
 
 # verbs per section of `headstock --help`, in its order; the decorator adds those that are not named here
@@ -279,7 +280,7 @@ def attempt(work: Callable[[], Any], common: Common) -> int:
     """Run a verb; returns its exit code: 0 done, 1 failed while working, 2 the user's input was wrong."""
     try:
         level = logging.INFO if common.prints and not common.quiet else logging.WARNING
-        with messages_to(common.log), log_level(level), sigterm_raises():
+        with in_command(), messages_to(common.log), log_level(level), sigterm_raises():
             result = work()
         if common.json and common.prints:
             write_out(to_json(result if result is not None else {}))

@@ -23,6 +23,8 @@ from headstock.io import cache_folder
 
 CHUNK_BYTES = 1 << 20
 MAX_PATH = 1024  # characters; a longer str is a text
+NO_VALUE = "has no value (None or NaN)"
+SKIP_HINT = "; skip_blank=True leaves out such rows"
 MISSING = ("NAType", "NaTType")  # the types of pandas' missing values
 
 
@@ -61,18 +63,22 @@ def labelled_files(
     target: str = "label",
     columns: Mapping[str, str] | None = None,
     labelled: bool = False,
-    skip_blank: bool = False,
+    skip_blank: bool | None = None,
 ) -> list[str]:
     """Paths to labelled rows: those that `data` names, or of a file with its rows.
 
     `name` is how messages call the data, `inputs` and `target` are the task's columns, and `columns` their names in the
     data, such as {"text": "review"}. Without `labelled` the target may be missing, in all rows or in none. With
-    `skip_blank`, rows with a blank value are left to the reader, which skips them.
+    `skip_blank`, rows with a blank value are left to the reader, which skips them; None where the caller has no such
+    keyword, which messages then do not propose.
     """
     if (paths := as_paths(data, name)) is not None:
         return paths
     own = {column: (columns or {}).get(column, column) for column in (*inputs, target)}
-    check = None if skip_blank else RowCheck(name, [own[column] for column in inputs], own[target], labelled)
+    check = None
+    if not skip_blank:
+        names, hint = [own[column] for column in inputs], "" if skip_blank is None else SKIP_HINT
+        check = RowCheck(name, names, own[target], labelled, hint)
     return [str(save_rows(data, name=name, names=list(own.values()), check=check))]
 
 
@@ -84,7 +90,7 @@ def labelled_file(
     target: str = "label",
     columns: Mapping[str, str] | None = None,
     labelled: bool = False,
-    skip_blank: bool = False,
+    skip_blank: bool | None = None,
 ) -> str:
     """The path to labelled rows in one file; see `labelled_files`."""
     files = labelled_files(
@@ -131,15 +137,32 @@ def is_like_path(text: str) -> bool:
     """Whether a str in a list is a path, glob or URL rather than a text."""
     if not text or len(text) > MAX_PATH or "\n" in text or "\0" in text:
         return False
-    has_space = any(map(str.isspace, text))
-    if text == "-" or (not has_space and (urls.is_url(text) or catalog.is_name(text))):
+    if text == "-" or (not has_space(text) and (urls.is_url(text) or catalog.is_name(text))):
         return True
-    if not has_space and Path(split_compression(text)[0]).suffix.lower() in (*FORMATS, *COMPRESSIONS):
+    if not has_space(text) and has_data_suffix(text):
         return True
     try:
         return Path(text).expanduser().exists() or (glob.has_magic(text) and next(glob.iglob(text), None) is not None)
     except (OSError, RuntimeError):  # a name that is too long, or the home of an unknown user
         return False
+
+
+def is_file_name(text: str) -> bool:
+    """Whether a text is the name of an existing file, or one word with the suffix of a data file."""
+    if not text or "\n" in text or "\0" in text:
+        return False
+    try:
+        return (not has_space(text) and has_data_suffix(text)) or Path(text).is_file()
+    except OSError:  # a name that is too long
+        return False
+
+
+def has_space(text: str) -> bool:
+    return any(map(str.isspace, text))
+
+
+def has_data_suffix(text: str) -> bool:
+    return Path(split_compression(text)[0]).suffix.lower() in (*FORMATS, *COMPRESSIONS)
 
 
 # Rows
@@ -153,6 +176,7 @@ class RowCheck:
     inputs: Sequence[str]
     target: str | None
     labelled: bool  # rows must have a label
+    hint: str = ""  # how to go on with rows that have blank values
     columns: list[str] = field(default_factory=list)
     unlabelled: int | None = None  # the first row without a label
     has_labels: bool = False
@@ -164,8 +188,8 @@ class RowCheck:
             if column not in row:
                 raise no_column(f"{self.name}[{index}]", column, list(row))
             if (value := row[column]) is None or (isinstance(value, str) and not value.strip()):
-                problem = "None" if value is None else "blank"
-                raise UserError(f"{self.name}[{index}]: column {column!r} is {problem}, expected a text")
+                problem = NO_VALUE if value is None else "is blank"
+                raise UserError(f"{self.name}[{index}]: column {column!r} {problem}, expected a text{self.hint}")
         if self.target is not None and row.get(self.target) is None:
             row.pop(self.target, None)
             self.unlabelled = index if self.unlabelled is None else self.unlabelled
@@ -176,8 +200,9 @@ class RowCheck:
         if self.target is None or self.unlabelled is None or not (self.labelled or self.has_labels):
             return
         if self.has_labels or self.target in self.columns:
-            in_others = " (other rows have it)" if self.has_labels else ""
-            raise UserError(f"{self.name}[{self.unlabelled}]: column {self.target!r} is missing{in_others}")
+            in_others = " as in other rows" if self.has_labels else ""
+            place = f"{self.name}[{self.unlabelled}]: column {self.target!r}"
+            raise UserError(f"{place} {NO_VALUE}, expected a label{in_others}{self.hint}")
         raise no_column(self.name, self.target, self.columns)
 
 
@@ -227,7 +252,7 @@ def list_row(row: Any, place: str, names: Sequence[str]) -> dict[str, Any]:
     forms = f"{'a text, ' if len(names) <= 2 else ''}a tuple ({', '.join(names)})"
     found = f"a tuple of {len(row)}" if isinstance(row, tuple) else preview(row)
     if row is None:
-        raise UserError(f"{place}: column {names[0]!r} is None, expected a text")
+        raise UserError(f"{place}: column {names[0]!r} {NO_VALUE}, expected a text")
     raise UserError(f"{place}: is {found}, expected {forms} or a dict with these columns")
 
 

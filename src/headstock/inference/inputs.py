@@ -79,6 +79,24 @@ def rows_in_memory(
         yield row_from_table(row, inputs, task, index)
 
 
+def refuse_file_name(text: str) -> None:
+    """Refuse a single str that names a file: it would be read as a text, although elsewhere a str is a path."""
+    if len(text) <= in_memory.MAX_PATH and in_memory.is_file_name(text):
+        raise UserError(
+            f"rows: {text!r} is the name of a file; pass Path({text!r}) for the rows of the file, or [{text!r}] for "
+            "this text"
+        )
+
+
+def displayed_inputs(
+    rows: list[Any] | Records, task: LabelledTask, names: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """The input columns of each row, for a table of predictions; `names` are their names in the data."""
+    columns = rows.columns if isinstance(rows, Records) else task.columns_of(rows)
+    own = {(names or {}).get(name, name): columns[name] for name in task.input_columns if name in columns}
+    return [dict(zip(own, values, strict=True)) for values in zip(*own.values(), strict=True)]
+
+
 def row_from_table(row: Mapping[str, Any], inputs: Mapping[str, str], task: LabelledTask, index: int) -> Any:
     values = {}
     for name, column in inputs.items():

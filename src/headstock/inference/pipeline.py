@@ -15,6 +15,7 @@ from headstock.data.in_memory import (
     LabelledData,
     column_names,
     corpus_paths,
+    is_frame,
     labelled_files,
 )
 from headstock.data.minimal_pairs import read_minimal_pairs
@@ -39,12 +40,14 @@ from headstock.inference.evaluation import (
 from headstock.inference.generate import Generation, sample_texts, search_texts
 from headstock.inference.inputs import (
     describe_value,
+    displayed_inputs,
     iter_rows,
     iter_texts,
     list_texts,
     own_columns,
     prepare_ahead,
     read_numbered_rows,
+    refuse_file_name,
     resolve_columns,
     rows_in_memory,
 )
@@ -67,6 +70,7 @@ from headstock.kernels.backends import paused_gc
 from headstock.kernels.int8 import quantize_int8
 from headstock.model.layer_features import check_layers, feature_width
 from headstock.model.model import Model
+from headstock.option_names import methods_name_keywords, names_keywords
 from headstock.results import ResultList
 from headstock.tasks.answer import AnswerPrediction
 from headstock.tasks.base import TASKS, Task
@@ -89,6 +93,7 @@ from headstock.train.settings import RunConfig, make_config
 logger = logging.getLogger(__name__)
 
 
+@names_keywords
 def load(run: str | Path, *, device: str = "auto", int8: bool = False, calibrated: bool = False) -> "Pipeline":
     """Load a finished run for inference.
 
@@ -117,6 +122,7 @@ def require_calibration(run: RunFolder) -> Calibration:
     return calibration
 
 
+@methods_name_keywords
 class Pipeline:
     """A model with its tokenizer and task. What it can do depends on what it was trained for."""
 
@@ -344,15 +350,26 @@ class Pipeline:
 
         A row is a text; for pairs `(text, text_b)`, for tags a list of words or a text, for answers
         `{"question": ..., "context": ...}`. A data frame, a dataset, dicts, or a file named by a `Path` have a row for
-        each of theirs; `columns` names their columns, such as {"text": "review"}. A class that is less probable than
-        `abstain_below` is left empty. Rows are batched by length, as many at once as fit, so there is no batch size.
+        each of theirs; `columns` names their columns, such as {"text": "review"}. A `str` is a text; one that names a
+        file is refused. A class that is less probable than `abstain_below` is left empty. Rows are batched by length,
+        as many at once as fit, so there is no batch size. `to_frame()` has the inputs beside the predictions, and the
+        index of a pandas frame.
         """
+        task, names, index = self.labelled_task(), None if columns is None else dict(columns), None
+        inputs: Records | list[Any]
         if isinstance(rows, Path):
-            inputs: Any = self.read_rows(rows, columns=None if columns is None else dict(columns))
+            read = self.read_rows(rows, columns=names)
+            inputs = read if isinstance(read, Records) else list(read)
+        elif isinstance(rows, str):
+            refuse_file_name(rows)
+            inputs = [rows]
         else:
-            inputs = rows if isinstance(rows, str) else rows_in_memory(rows, self.labelled_task(), self.config, columns)
-        make = self.labelled_task().prediction_class.from_dict
-        return ResultList(make(values) for values in self.iter_predictions(inputs, abstain_below=abstain_below))
+            inputs = list(rows_in_memory(rows, task, self.config, columns))
+            names = own_columns(self.config, columns, column_names(rows))
+            index = getattr(rows, "index", None) if is_frame(rows) else None
+        make = task.prediction_class.from_dict
+        predictions = [make(values) for values in self.iter_predictions(inputs, abstain_below=abstain_below)]
+        return ResultList(predictions, inputs=displayed_inputs(inputs, task, names), index=index)
 
     def predict_values(self, rows: Iterable[Any]) -> list[dict[str, Any]]:
         """The predictions of `predict` as JSON has them."""
@@ -702,6 +719,7 @@ class Pipeline:
             )
 
 
+@methods_name_keywords
 class PromptedPipeline(Pipeline):
     """A language model that predicts classes by scoring their label words in a template."""
 

@@ -101,9 +101,8 @@ def fence_blocks(text: str) -> str:
     def flush() -> None:
         code = "\n".join(block).rstrip("\n").splitlines()
         if code:
-            kind = (
-                "console" if any(line.startswith("$ ") for line in code) else "bash" if is_command(code[0]) else "text"
-            )
+            first = next((line for line in code if not line.startswith("# ")), "")
+            kind = "console" if any(line.startswith("$ ") for line in code) else "bash" if is_command(first) else "text"
             result.extend([f"```{kind}", *code, "```", ""])
         block.clear()
 

@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import inspect
 import io
+import itertools
 import re
 import sys
 import textwrap
@@ -47,6 +48,7 @@ def pages() -> dict[Path, str]:
         **{f"cli/{name}.md": text for name, text in command_pages().items()},
         "settings.md": settings_page(),
         "presets.md": presets_page(),
+        "recipes.md": recipes_page(),
         "python.md": python_page(),
     }
     return {REFERENCE / name: NOTE + "\n" + text.rstrip() + "\n" for name, text in texts.items()}
@@ -339,6 +341,36 @@ def show_cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+# Recipes
+
+
+RECIPES_INTRODUCTION = """# Recipes
+
+Pages name files such as `recipes/quotes.toml`. They are in the repository and not in the wheel. With the wheel alone,
+download a recipe from this table into a folder `recipes`, and run the command of the page beside that folder; most
+recipes open with their command, too. Data of the [catalog](cli/start.md#headstock-data-list) is downloaded when it is
+first read; other data that a recipe needs is named in its opening lines.
+"""
+
+
+def recipes_page() -> str:
+    """Every recipe with its first sentence, as a download."""
+    rows = []
+    for file in sorted((REFERENCE.parents[1] / "recipes").glob("*.*")):
+        meaning = opening_sentence(file) if file.suffix == ".toml" else f"The text of `{file.stem}.toml`."
+        rows.append([f"[{file.name}](../../recipes/{file.name})", meaning])
+    return RECIPES_INTRODUCTION + "\n" + table(["recipe", "what it is for"], rows)
+
+
+def opening_sentence(recipe: Path) -> str:
+    """The first sentence of the comment at the top; a question with its answer or addition."""
+    lines = recipe.read_text(encoding="utf-8").splitlines()
+    comment = itertools.takewhile(lambda line: line.startswith("# "), lines)
+    text = " ".join(line.removeprefix("# ") for line in comment)
+    match = re.match(r".*?\.(?=\s|$)", text)
+    return sentence(match[0] if match else text.rstrip(":"))
+
+
 # Python
 
 
@@ -347,13 +379,73 @@ def python_page() -> str:
     names = [name for name in headstock.__all__ if not name.startswith("_")]
     parts = [PYTHON_INTRODUCTION]
     parts += [object_section(f"headstock.{name}", getattr(headstock, name)) for name in names]
-    return "\n".join(parts)
+    return "\n".join([*parts, KEYWORDS_INTRODUCTION, *keyword_sections()])
+
+
+def keyword_sections() -> Iterator[str]:
+    """One table for each group of keywords, and for each function the groups that it takes."""
+    from headstock.api import keywords
+
+    groups = {
+        name: value for name, value in vars(keywords).items() if typing.is_typeddict(value) and name != "TypedDict"
+    }
+    defaults, has_parts = setting_defaults(), {name: groups_of(value, groups) for name, value in groups.items()}
+    for name, group in groups.items():
+        own = keywords_of(group, has_parts[name], groups)
+        others = ", ".join(f"[{part}](#{part.lower()})" for part in has_parts[name])
+        parts = [f"### {name}\n", documentation(group) + (f" Also those of {others}." if others else "") + "\n"]
+        rows = [[f"`{key}`", short(inspect.formatannotation(hint)), defaults.get(key, "")] for key, hint in own.items()]
+        yield "\n".join([*parts, table(["keyword", "type", "default"], rows) if rows else ""])
+
+
+def groups_of(group: Any, groups: dict[str, Any]) -> list[str]:
+    """The largest other groups whose keywords a group has; TypedDict has no base classes at run time."""
+    parts = {name: set(other.__annotations__) for name, other in groups.items() if other is not group}
+    parts = {name: keys for name, keys in parts.items() if keys < set(group.__annotations__)}
+    return [name for name, keys in parts.items() if not any(keys < others for others in parts.values())]
+
+
+def keywords_of(group: Any, parts: list[str], groups: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of a group that are not those of its parts."""
+    inherited = {key for part in parts for key in groups[part].__annotations__}
+    return {key: hint for key, hint in typing.get_type_hints(group).items() if key not in inherited}
+
+
+def setting_defaults() -> dict[str, str]:
+    """The default of each setting, where all sections that have it agree."""
+    from headstock.model.backbone import BACKBONES
+    from headstock.tasks.base import TASKS
+    from headstock.train.settings import FROM_SCRATCH, PRETRAINING
+
+    sections = {*PRETRAINING.values(), *FROM_SCRATCH.values()}
+    sections |= {registry.get(name).Config for registry in (BACKBONES, TASKS) for name in registry.names()}
+    values: dict[str, set[str]] = {}
+    for config in sections:
+        for field in dataclasses.fields(config):
+            if field.default is not dataclasses.MISSING:
+                values.setdefault(field.name, set()).add(python_value(field.default))
+    return {name: found.pop() if len(found) == 1 else "*differs*" for name, found in values.items()}
+
+
+def python_value(value: Any) -> str:
+    """A default as Python writes it; empty where the value follows from others."""
+    if value is None or value in ((), ""):
+        return ""
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value!r}`".replace("'", '"')
 
 
 PYTHON_INTRODUCTION = """# Python
 
 Signatures and docstrings of the names that `import headstock` provides; [Python API](api.md) explains them.
-`Unpack[...Keywords]` stands for the [settings](settings.md). All names are imported on first use.
+`Unpack[PretrainKeywords]` stands for the settings, which are [listed below](#keywords). All names are imported on first
+use.
+"""
+
+KEYWORDS_INTRODUCTION = """## Keywords
+
+The settings that functions take as keywords, with their types and defaults; [Settings](settings.md) says what they
+mean, and which defaults fine-tuning, a family or a task changes. All keywords are optional. Without a default, the
+value follows from others; *differs*: it depends on the family or the task.
 """
 
 
@@ -411,7 +503,8 @@ def short_parameter(parameter: Any) -> str:
 
 
 def short(text: str) -> str:
-    """An annotation without the paths of modules."""
+    """An annotation without the paths of modules; unpacked keywords by their name."""
+    text = re.sub(r"\*<class '(?:\w+\.)*(\w+)'>", r"Unpack[\1]", text)
     return re.sub(r"(?<![\w.\"'])(?:\w+\.)+(?=[A-Za-z]\w*)", "", text).replace("'", '"')
 
 

@@ -6,6 +6,7 @@ import re
 import pytest
 
 import headstock
+from headstock.api import keywords
 from tests.benchmarks import load_script
 
 reference = load_script("reference")
@@ -99,3 +100,21 @@ def test_every_public_name_is_documented(pages):
     for name in headstock.__all__:
         if not name.startswith("_"):
             assert section(text, f"headstock.{name}").strip(), name
+
+
+def test_keywords_are_listed_with_their_defaults(pages):
+    text = pages[reference.REFERENCE / "python.md"]
+    assert "**keywords: Unpack[PretrainKeywords]," in text and "<class" not in text
+    rows = dict(
+        re.findall(r"^\| `(\w+)` \| [^|]+(?:\\\|[^|]+)* \| ([^|]*) \|$", section(text, "Keywords"), re.MULTILINE)
+    )
+    assert rows["schedule"] == '`"cosine"`' and rows["least_steps"] == "`100`" and rows["minutes"] == ""
+    groups = [getattr(keywords, name) for name in dir(keywords) if name.endswith("Keywords")]
+    assert rows.keys() == {key for group in groups for key in group.__annotations__}
+
+
+def test_every_recipe_can_be_downloaded(pages):
+    text = pages[reference.REFERENCE / "recipes.md"]
+    files = [path.name for path in (reference.REFERENCE.parents[1] / "recipes").iterdir() if path.is_file()]
+    listed = re.findall(r"^\| \[(.+)\]\(\.\./\.\./recipes/\1\) \| \S.*[.?] \|$", text, re.MULTILINE)
+    assert sorted(listed) == sorted(files) and len(files) > 50

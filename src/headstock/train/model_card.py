@@ -296,10 +296,13 @@ def usage_section(facts: RunFacts) -> str:
         commands += [f"headstock evaluate {quoted} FILE"] if task.trainable else []
         commands += [f"headstock finetune {quoted} {data} --out ANOTHER"]
         if not task.needs_encoder_decoder:
-            commands.append(f"headstock compare {quoted} --train labelled.csv --out COMPARISON     # worth it?")
+            commands += [
+                "# is pretraining worth it?",
+                f"headstock compare {quoted} --train labelled.csv --out COMPARISON",
+            ]
         if not facts.results.get("imported"):
             config_file = shell_quote(f"{name}/config.json")
-            commands.append(f"headstock pretrain --config {config_file} --out ANOTHER     # repeat this run")
+            commands += ["# repeat this run", f"headstock pretrain --config {config_file} --out ANOTHER"]
     python = ["import headstock", "", f"model = headstock.load({json.dumps(name, ensure_ascii=False)})"]
     python += [f'model.{call[0]}("{call[1]}")'] if call else []
     return f"{code_block(commands)}\n\nIn Python:\n\n{code_block(python)}"
@@ -314,11 +317,14 @@ def export_section(facts: RunFacts) -> str:
     is_transformer, has_lab_tokenizer = family == "transformer", tokenizer.kind == "lab"
     in_huggingface = family in ("transformer", "seq2seq") and not isinstance(tokenizer.backend, SentencePieceBackend)
     formats = {
-        "huggingface FOLDER     # for transformers' from_pretrained": in_huggingface,
-        "onnx FOLDER            # for ONNX Runtime, without torch": is_transformer,
-        "lab FOLDER             # for the course lab's own modules": is_transformer and has_lab_tokenizer,
+        "huggingface": ("for transformers' from_pretrained", in_huggingface),
+        "onnx": ("for ONNX Runtime, without torch", is_transformer),
+        "lab": ("for the course lab's own modules", is_transformer and has_lab_tokenizer),
     }
-    commands = [f"headstock export {shell_quote(name)} --to {line}" for line, possible in formats.items() if possible]
+    commands = []
+    for kind, (purpose, possible) in formats.items():
+        if possible:
+            commands += [f"# {purpose}", f"headstock export {shell_quote(name)} --to {kind} FOLDER"]
     if not commands:
         kind = f"of the family {family} with a {tokenizer.kind} tokenizer"
         return f"It runs in Headstock only: no export format supports a model {kind}."

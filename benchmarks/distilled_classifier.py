@@ -12,7 +12,9 @@ import argparse
 import json
 import statistics
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +37,26 @@ def main() -> None:
     parser.add_argument("--folds", type=int)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--processes", type=int, default=1, help="runs at once")
     options = parser.parse_args()
     recipe = tomllib.loads(options.recipe.read_text(encoding="utf-8"))
-    runs = {
-        name: pretrain(sections, options.recipe.parent, options.out / name, options.device)
-        for name, sections in recipe["pretrain"].items()
-    }
     rows = join_records(*(read_records(recipe["data"][name]) for name in ("train", "valid")))
-    for seed in options.seeds:
+    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
+        calls = [
+            pool.submit(pretrain, sections, options.recipe.parent, options.out / name, options.device)
+            for name, sections in recipe["pretrain"].items()
+        ]
+        runs = dict(zip(recipe["pretrain"], [call.result() for call in calls], strict=True))
         if options.folds:
-            cross_validate(recipe, runs, rows, options, seed)
-        else:
-            test = read_records(recipe["data"]["test"])
-            train_all(recipe, runs, rows, test, options.out / f"seed-{seed}", options.device, seed)
+            cross_validate(recipe, runs, rows, options, pool)
+            return
+        test = read_records(recipe["data"]["test"])
+        calls = [
+            pool.submit(train_all, recipe, runs, rows, test, options.out / f"seed-{seed}", options.device, seed)
+            for seed in options.seeds
+        ]
+        for call in calls:
+            call.result()
 
 
 def pretrain(sections: Mapping[str, Any], folder: Path, out: Path, device: str) -> Path:
@@ -69,21 +78,30 @@ def pretrain(sections: Mapping[str, Any], folder: Path, out: Path, device: str) 
 
 
 def cross_validate(
-    recipe: dict[str, Any], runs: dict[str, Path], rows: Records, options: argparse.Namespace, seed: int
+    recipe: dict[str, Any], runs: dict[str, Path], rows: Records, options: argparse.Namespace, pool: ProcessPoolExecutor
 ) -> None:
     """Print the accuracy of each model on the rows that it was not trained on, by fold and on average."""
     assert rows.labels is not None
-    folds = assign_folds(rows, options.folds, seed=seed, strata=rows.labels)
+    names = class_names(rows)
+    calls = []
+    for seed in options.seeds:
+        folds = assign_folds(rows, options.folds, seed=seed, strata=rows.labels)
+        for fold in range(options.folds):
+            train, held_out = (rows.select(np.flatnonzero(part).tolist()) for part in (folds != fold, folds == fold))
+            truth = np.array([names.index(label) for label in held_out.labels or []])
+            folder = options.out / f"folds-{options.folds}" / f"seed-{seed}" / str(fold)
+            call = pool.submit(train_all, recipe, runs, train, held_out, folder, options.device, seed)
+            calls.append((seed, fold, truth, call))
     scores: dict[str, list[float]] = {}
-    for fold in range(options.folds):
-        train, held_out = (rows.select(np.flatnonzero(part).tolist()) for part in (folds != fold, folds == fold))
-        folder = options.out / f"folds-{options.folds}" / f"seed-{seed}" / str(fold)
-        probabilities = train_all(recipe, runs, train, held_out, folder, options.device, seed)
-        truth = np.array([class_names(rows).index(label) for label in held_out.labels or []])
-        for name, values in probabilities.items():
+    for seed, fold, truth, call in calls:
+        for name, values in call.result().items():
             scores.setdefault(name, []).append(float((values.argmax(1) == truth).mean()))
-        print(json.dumps({"fold": fold, **{name: round(values[-1], 4) for name, values in scores.items()}}), flush=True)
-    print(json.dumps({"seed": seed, **{name: round(statistics.mean(values), 4) for name, values in scores.items()}}))
+        print_scores({"seed": seed, "fold": fold}, ((name, values[-1]) for name, values in scores.items()))
+    print_scores({"folds": len(calls)}, ((name, statistics.mean(values)) for name, values in scores.items()))
+
+
+def print_scores(row: dict[str, Any], scores: Iterable[tuple[str, float]]) -> None:
+    print(json.dumps(row | {name: round(score, 4) for name, score in scores}), flush=True)
 
 
 def class_names(rows: Records) -> list[str]:

@@ -1,5 +1,6 @@
 """Losses beside a task's own: language-model labels of its rows, and the divergence of two readings."""
 
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from headstock.kernels.backends import paused_gc
 from headstock.model.batch import IGNORE_INDEX, pad_to_multiple
 from headstock.model.model import Model
 from headstock.tasks.auxiliary import AuxiliaryLosses, symmetric_divergence
@@ -136,6 +138,16 @@ def test_dropout_makes_two_readings_differ_and_their_losses_are_averaged(rows, o
     assert float(sums["r_drop"]) > 0
     metrics = task.score({name: float(value) for name, value in sums.items()}, task.counts(batch), size=0)
     assert metrics["r_drop"] == pytest.approx(float(sums["r_drop"]) / 4) and "lm_loss" not in metrics
+
+
+def test_a_step_frees_its_computation_without_garbage_collection(rows, objective):
+    task, data = rows
+    model, batch = model_of(task, objective), task.examples(data, length=32, seed=0).batch([0, 1, 2, 3])
+    hidden = []
+    model.backbone.register_forward_hook(lambda *call: hidden.append(weakref.ref(call[-1].hidden)))
+    with paused_gc(True):
+        sum(task.losses(model, batch).values()).backward()
+        assert len(hidden) >= 2 and all(reference() is None for reference in hidden)
 
 
 def test_the_divergence_is_the_mean_of_both_kl_divergences():

@@ -146,3 +146,16 @@ def test_out_of_memory_errors_of_the_cpu_are_recognized():
 )
 def test_out_of_memory_messages_of_libraries_are_recognized(message):
     assert is_out_of_memory(RuntimeError(message))
+
+
+def fail_to_capture():
+    try:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+    finally:
+        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+
+def test_memory_that_runs_out_in_a_capture_is_recognized_behind_the_error_of_its_end():
+    with pytest.raises(RuntimeError) as error:
+        fail_to_capture()
+    assert is_out_of_memory(error.value)

@@ -90,6 +90,32 @@ def test_the_newest_and_the_best_checkpoints_are_kept(corpus, tmp_path, tiny):
     assert set(steps) == {12, 10, best}
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"weights": "last"}, [12, 2]),  # the first save takes long: the next would be due much later
+        ({"weights": "last", "checkpoint_every": 4}, [12, 8, 4]),
+        ({"weights": "last", "keep_every": 1}, [12, 10, 8, 6, 4, 2]),
+    ],
+)
+def test_slow_saves_are_rare_unless_settings_ask_for_them(corpus, tmp_path, tiny, monkeypatch, settings, expected):
+    monkeypatch.setattr(checkpoint, "FAST_SAVE", 0.0)
+    monkeypatch.setattr(checkpoint, "MAX_SAVE_SHARE", 1e-6)
+    headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"validate_every": 2, "keep": 9} | settings)
+    assert [checkpoint.step_of(path) for path in checkpoint.newest_first(tmp_path / "run" / "checkpoints")] == expected
+
+
+def test_the_best_weights_are_saved_however_long_that_takes(corpus, tmp_path, tiny, monkeypatch):
+    monkeypatch.setattr(checkpoint, "FAST_SAVE", 0.0)
+    monkeypatch.setattr(checkpoint, "MAX_SAVE_SHARE", 1e-6)
+    settings = tiny | {"validate_every": 2, "lr": 0.3, "schedule": "constant"}
+    headstock.pretrain(corpus, out=tmp_path / "run", settings=settings)
+    monkeypatch.undo()
+    headstock.pretrain(corpus, out=tmp_path / "whole", settings=settings)
+    assert 2 < RunFolder(tmp_path / "whole").results()["best_step"] < 12  # neither the first save nor the last
+    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+
+
 def damage_checkpoint(path):
     """Flip one bit, which safetensors itself does not notice."""
     file = path / "optimizer.safetensors"

@@ -3,8 +3,8 @@
 B sequences, N examples (one sequence each unless a long one is split), T tokens, C classes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -108,23 +108,32 @@ class ExamplesWithLMLabels:
 
 
 class RecordingModel:
-    """Passes calls on to a model, and keeps its hidden states (B, T, D) and what its heads return."""
+    """Passes calls on to a model, and keeps its hidden states (B, T, D) and what its heads return.
+
+    Nothing in it refers back to it, so that the computation it keeps is freed with it and not by a later garbage
+    collection. A CUDA graph could not be captured while the computation of an earlier step is alive.
+    """
 
     def __init__(self, model: Model):
         self.model, self.backbone = model, model.backbone
         self.outputs: dict[str, Tensor] = {}
-        self.heads: dict[str, Callable[[Tensor], Tensor]] = {
-            name: partial(self.apply_head, name) for name in model.heads
-        }
+        self.heads = {name: RecordingHead(name, head, self.outputs) for name, head in model.heads.items()}
 
     def __call__(self, batch: Batch, **options: Any) -> Output:
         output = self.model(batch, **options)
         self.hidden = output.hidden
         return output
 
-    def apply_head(self, name: str, vectors: Tensor) -> Tensor:
-        self.outputs[name] = self.model.heads[name](vectors)
-        return self.outputs[name]
+
+@dataclass
+class RecordingHead:
+    name: str
+    head: nn.Module
+    outputs: dict[str, Tensor]
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        self.outputs[self.name] = self.head(vectors)
+        return self.outputs[self.name]
 
 
 def symmetric_divergence(a: Tensor, b: Tensor, labels: Tensor, *, multilabel: bool) -> Tensor:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
@@ -40,6 +41,8 @@ from headstock.train.sharding import full_tensors, is_dtensor, shard_tensors
 from headstock.train.tensors import find_damage
 
 logger = logging.getLogger(__name__)
+
+FAST_SAVE, MAX_SAVE_SHARE = 1.0, 0.1  # seconds; of a run's time
 
 # fields of the state as checkpoints of earlier versions name them
 FORMER_NAMES = {
@@ -132,6 +135,10 @@ class Checkpointer:
         """How to resume an interrupted run, for its last message."""
         return ""
 
+    def is_affordable(self) -> bool:
+        """Whether saving now leaves training most of the time."""
+        return True
+
     def save(self, state: TrainState) -> None:
         if state.best_step == state.step:
             tensors = self.model.tensors() if self.ema is None else self.ema.tensors
@@ -176,6 +183,8 @@ class DiskCheckpointer(Checkpointer):
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "checkpoint"))
     saving: Future[None] | None = None  # the save in progress
     buffers: dict[str, Tensor] = field(default_factory=dict)  # for the copies of asynchronous saves
+    save_seconds: float = 0.0  # that the last save took
+    saved_at: float = 0.0  # when it ended
 
     def newest(self) -> Path | None:
         return newest_valid(self.run.checkpoints)
@@ -194,6 +203,14 @@ class DiskCheckpointer(Checkpointer):
         if self.distributed.is_main and (damaged := self.run.rewind_metrics(state.step)):
             logger.warning(f"{self.run.metrics}: {damaged} damaged lines were removed")
         return state
+
+    def is_affordable(self) -> bool:
+        """After a slow save, wait so long that saves take at most a tenth of the time.
+
+        Several processes must save together, so they do not decide it by their clocks.
+        """
+        is_fast = self.save_seconds < FAST_SAVE or self.distributed.size > 1
+        return is_fast or time.monotonic() - self.saved_at >= self.save_seconds / MAX_SAVE_SHARE
 
     def save(self, state: TrainState) -> None:
         self.wait()
@@ -218,7 +235,7 @@ class DiskCheckpointer(Checkpointer):
             saving.result()
 
     def write(self, tensors: Mapping[str, Tensor], values: dict[str, Any], step: int, best: int | None) -> None:
-        folder = self.run.checkpoints
+        folder, start = self.run.checkpoints, time.monotonic()
         try:
             if self.group is not None:
                 write_sharded_checkpoint(folder / f"step-{step}", tensors, values, self.group)
@@ -228,6 +245,8 @@ class DiskCheckpointer(Checkpointer):
                 keep, every = self.settings.keep, self.settings.keep_every
                 prune(folder, written=step, keep=keep, best=best, keep_every=every)
                 checkpoint_saved(self.run)
+            self.saved_at = time.monotonic()
+            self.save_seconds = self.saved_at - start
         except OSError as error:
             newest = self.newest()
             last = f"the last good one is {newest}" if newest else "there is none before it"

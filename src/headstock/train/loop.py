@@ -115,7 +115,10 @@ def train(
                     emit(callbacks, event("valid", lr=lr))
                 signal = interruption.agreed()
                 due = milestones.due(settings.checkpoint_every or settings.validate_every, VALIDATIONS)
-                if due or signal or state.best_step == state.step:
+                if due and not (settings.checkpoint_every or settings.keep_every) and milestones.done < 1.0:
+                    due = checkpointer.is_affordable()
+                is_best = settings.weights == "best" and state.best_step == state.step
+                if due or signal or is_best:
                     state.window = {"losses": meter.state(), "seen": train_metrics.state(distributed)}
                     checkpointer.save(state)
             state.seconds = clock()

@@ -206,7 +206,8 @@ class TrainSettings:
     validate_every: int | None = None  # steps; a tenth of the run unless given
     # maximum tokens per validation; unless given, validations take about 5% of the run's time
     valid_tokens: int | None = None
-    checkpoint_every: int | None = None  # steps; with every validation unless given
+    # steps; unless given, with a validation, and so that saving takes at most about a tenth of the time
+    checkpoint_every: int | None = None
     async_save: bool = config.added(False)  # write checkpoints in a thread, from a copy of the state in main memory
     keep: int = 2  # newest checkpoints to keep, beside the best
     keep_every: int | None = config.added(None)  # also keep the checkpoints of every multiple of this step; 1: all

@@ -204,5 +204,8 @@ def max_examples(batches: Sequence[Batch]) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out; also in the capture of a CUDA graph, whose end then fails with another error."""
+    if error.__context__ is not None and is_out_of_memory(error.__context__):
+        return True
     is_memory_error = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return is_memory_error or any(message in str(error) for message in OOM_MESSAGES)

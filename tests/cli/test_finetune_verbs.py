@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 
+from headstock.tasks.text_metrics import DEFINITIONS
 from tests.commands import REVIEWS, SHORT_FINETUNING, verb_result, write_rows
 
 
@@ -80,6 +81,10 @@ def test_evaluate_measures_a_classifier(classifier, call):
     out, _ = call("evaluate", folder / "run", folder / "train.csv", "--columns", "text=review,label=stars")
     assert "accuracy" in out
     assert "95%" in out
+    report = (folder / "run" / "report.html").read_text(encoding="utf-8")
+    for name, meaning in DEFINITIONS.items():  # of abbreviations
+        assert f"({meaning})" in next(line for line in out.splitlines() if line.startswith(name))
+        assert f"<dt>{name}</dt>" in report and f"<b>{name}</b> is the {meaning}" in report
 
 
 def test_a_run_remembers_its_columns(classifier, call, tmp_path):

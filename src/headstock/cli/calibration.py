@@ -30,6 +30,7 @@ def calibrate(
     """
     from headstock import config
     from headstock.inference.calibrate import calibrate as fit
+    from headstock.tasks.text_metrics import DEFINITIONS
 
     pipeline = load(run, device=common.device)
     names = columns.names(main=pipeline.classification_task().input_column)
@@ -46,6 +47,7 @@ def calibrate(
     common.show(f"{'on these rows':14s} {'before':>8s} {'after':>8s}")
     for name in ("loss", "ece", "brier"):
         if name in result.before:
-            common.show(f"{name:14s} {result.before[name]:8.4f} {result.after[name]:8.4f}")
+            meaning = f"  ({DEFINITIONS[name]})" if name in DEFINITIONS else ""
+            common.show(f"{name:14s} {result.before[name]:8.4f} {result.after[name]:8.4f}{meaning}")
     common.show(f"next: headstock evaluate {shell_quote(run)} test.csv --calibrated")
     return {"calibration": config.to_dict(fitted), "before": result.before, "after": result.after}

@@ -117,6 +117,8 @@ def log_skipped(file: str, count: int) -> None:
 
 def metric_lines(metrics: dict[str, Any]) -> Iterator[str]:
     """One line per metric, with its confidence interval if it has one."""
+    from headstock.tasks.text_metrics import DEFINITIONS
+
     intervals = metrics.get("intervals", {})
     for name, value in metrics.items():
         if isinstance(value, dict | list):
@@ -124,7 +126,8 @@ def metric_lines(metrics: dict[str, Any]) -> Iterator[str]:
         low, high = intervals.get(name, (None, None))
         interval = f"  (95%: {low:.4f} to {high:.4f})" if low is not None else ""
         text = f"{value:,.4f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
-        yield f"{name.replace('_', ' '):16s} {text}{interval}"
+        meaning = f"  ({DEFINITIONS[name]})" if name in DEFINITIONS else ""
+        yield f"{name.replace('_', ' '):16s} {text}{interval}{meaning}"
     for kind, groups in metrics.get("by", {}).items():
         yield f"by {kind}, worst first:"
         for name, group in groups.items():

@@ -12,7 +12,7 @@ from headstock.report.highlighted_text import make_passage
 from headstock.report.render import render
 from headstock.report.theme import NARROW, WIDE, ArmStyle, Gallery, arm_styles
 from headstock.tasks.labelled import Nouns, nouns_of
-from headstock.tasks.text_metrics import METRICS, metric_name
+from headstock.tasks.text_metrics import DEFINITIONS, METRICS, metric_name
 from headstock.train.metrics import majority_warning
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import kind_of_transfer
@@ -76,12 +76,15 @@ def finetune_page(run: RunFolder) -> str:
     max_text = error_section.max_text_length(len(details.get("mistakes") or []))
     classes = list(map(str, results.get("classes") or details.get("classes") or []))
     arm = error_section.describe(details, classes, style, gallery, max_text, nouns) if details else None
+    measured = scores_by_split(results)
+    others = {name for part in measured for name in part["others"]}
     return render(
         __package__,
         "finetune.html",
         name=run.path.name,
         results=results,
-        measured=scores_by_split(results),
+        measured=measured,
+        definitions={name: DEFINITIONS[name] for name in DEFINITIONS if name in others},
         below=majority_warning(results.get("metrics") or {}),
         data=flatten(read_if_present(run.data)),
         settings=settings,

@@ -30,6 +30,12 @@ METRICS = {
     "rmse": "RMSE",
     "r2": "R²",
 }
+DEFINITIONS = {  # of metrics whose keys do not explain themselves
+    "ece": "expected calibration error: the mean gap between confidence and accuracy, 0 at best",
+    "brier": "Brier score: the mean squared error of the probabilities, 0 at best",
+    "aurc": "area under the risk-coverage curve: the error rate averaged over withholding more and more of the least "
+    "confident predictions, 0 at best",
+}
 LOSSES = {"loss": "validation loss", "bits_per_byte": "bits per byte", "perplexity": "perplexity"}
 ERRORS = ("mae", "rmse")  # in the units of the labels; lower is better
 # scores that are shown times 100 and are no percentages

@@ -61,6 +61,8 @@ def test_an_alignment_is_drawn_as_a_page_or_a_picture(call, run, tmp_path):
     for name, beginning in (("map.svg", "<svg"), ("map.html", "<!doctype html>")):
         out, _ = call("translate", run, "anne sees a dog .", "--alignment", tmp_path / name)
         assert (tmp_path / name).read_text().startswith(beginning) and name in out
+    _, err = call("translate", run, "anne", "--alignment", tmp_path / "map.svg", code=2)
+    assert f"--alignment {tmp_path / 'map.svg'}: already exists" in err
     for arguments in (["a", "b"], ["a"]):
         _, err = call("translate", run, *arguments, "--alignment", tmp_path / "map.png", code=2)
     assert "must end in .svg or .html" in err

@@ -1,5 +1,6 @@
 """A verdict claims what the intervals support, in words that follow their signs, and nothing more."""
 
+import json
 import re
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from headstock.experiments.demo import summarize_pretrained
 from headstock.experiments.verdict import features_verdict
 from headstock.experiments.verdict import verdict as verdict_of_results
+from tests.commands import ROOT
 
 ARMS = {"pretrained": "pretrained", "scratch": "scratch", "frozen": "frozen", "tfidf": "tfidf"}
 
@@ -302,3 +304,10 @@ def test_lora_is_compared_with_full_fine_tuning(gap, relation):
 def test_lora_without_full_fine_tuning_is_not_compared_with_it():
     text = verdict({"lora": 80.0, "scratch": 74.0}, {("lora", "scratch"): (6.0, 4.0, 8.0)}, arms=LORA)
     assert "improves accuracy by 6.0 points over scratch" in text and "full fine-tuning" not in text
+
+
+@pytest.mark.parametrize("page", ["docs/howto/compare.md", "docs/start/five-minutes.md"])
+def test_pages_quote_a_verdict_as_it_is_worded_now(page):
+    results = json.loads((ROOT / "recipes/results/quotes/results.json").read_text(encoding="utf-8"))
+    sentence = verdict_of_results(100, results["summary"], results["pairs"], results["arms"])
+    assert sentence in " ".join((ROOT / page).read_text(encoding="utf-8").split())

@@ -179,7 +179,7 @@ def command(
                 if writes:
                     outputs = [path for path in writes(values) if path is not None]
                     inputs = [value for value in values.values() if all(value is not path for path in outputs)]
-                    check_outputs(outputs, inputs, overwrite=overwrite)
+                    check_outputs([(option_of(path, values), path) for path in outputs], inputs, overwrite=overwrite)
                 return function(common, **bind(declared[1:], values))
 
             raise SystemExit(attempt(work, common))
@@ -237,22 +237,28 @@ def bind(parameters: list[Parameter], values: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def check_outputs(outputs: Iterable[Path], arguments: Iterable[Any], *, overwrite: bool) -> None:
-    """Refuse outputs that exist, unless `overwrite`, and outputs that are inputs of the same command.
+def option_of(path: Path, values: dict[str, Any]) -> str:
+    """The option that names an output; --out for files that are written beside another."""
+    name = next((name for name, value in values.items() if value is path), "out")
+    return f"--{name.replace('_', '-')}"
+
+
+def check_outputs(outputs: Iterable[tuple[str, Path]], arguments: Iterable[Any], *, overwrite: bool) -> None:
+    """Refuse outputs, each with its option, that exist, unless `overwrite`, or are inputs of the same command.
 
     Every argument that is the path of an existing file counts as an input, and so do the files of a run folder.
     """
     inputs = list(existing_paths(arguments))
-    for path in outputs:
+    for option, path in outputs:
         if not os.path.lexists(path):
             continue
         if path.is_dir():
-            raise UserError(f"--out {path}: is a folder, expected a file")
+            raise UserError(f"{option} {path}: is a folder, expected a file")
         for source in inputs:
             if is_part_of(path, source):
-                raise UserError(f"--out {path}: is an input of this command ({source}), which is never replaced")
+                raise UserError(f"{option} {path}: is an input of this command ({source}), which is never replaced")
         if not overwrite:
-            raise UserError(f"--out {path}: already exists; replace it with --overwrite, or choose another file")
+            raise UserError(f"{option} {path}: already exists; replace it with --overwrite, or choose another file")
 
 
 def existing_paths(values: Iterable[Any]) -> Iterable[Path]:

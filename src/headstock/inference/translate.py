@@ -17,6 +17,8 @@ from headstock.model.model import Model
 from headstock.tasks.translate import EncodedPairs, Translate
 from headstock.train.evaluate import model_outputs
 
+MAX_CHARACTER_TOKENS = 4  # a character has at most four bytes
+
 
 def translate_texts(
     model: Model, task: Translate, texts: Sequence[str], *, length: int, dtype: str = "auto"
@@ -71,9 +73,25 @@ def align_translation(model: Model, task: Translate, text: str, *, length: int) 
 
 
 def display_tokens(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """Readable tokens; special tokens and partial characters appear as in the vocabulary."""
-    plain = [tokenizer.decode([token]) for token in tokens]
-    return [
-        tokenizer.id_to_token(token) if not text or "\ufffd" in text else text.strip() or "\u2423"
-        for text, token in zip(plain, tokens, strict=True)
-    ]
+    """Readable tokens. Of a character in several tokens, each shows the whole with its number: `\u00e9 (1/2)`.
+
+    Special tokens, and bytes that give no character, appear as in the vocabulary.
+    """
+    texts: list[str] = []
+    while len(texts) < len(tokens):
+        start = len(texts)
+        count = complete_tokens(tokenizer, tokens[start:])
+        text = tokenizer.decode(list(tokens[start : start + count]))
+        if not text or "\ufffd" in text:
+            texts.append(tokenizer.id_to_token(tokens[start]))
+        elif count == 1:
+            texts.append(text.strip() or "\u2423")
+        else:
+            texts += [f"{text.strip()} ({number}/{count})" for number in range(1, count + 1)]
+    return texts
+
+
+def complete_tokens(tokenizer: Tokenizer, tokens: Sequence[int]) -> int:
+    """How many of the first tokens give whole characters; 1 if none of the next few do."""
+    counts = range(1, min(MAX_CHARACTER_TOKENS, len(tokens)) + 1)
+    return next((count for count in counts if "\ufffd" not in tokenizer.decode(list(tokens[:count]))), 1)

@@ -12,7 +12,7 @@ import argparse
 import json
 import statistics
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -42,11 +42,7 @@ def main() -> None:
     recipe = tomllib.loads(options.recipe.read_text(encoding="utf-8"))
     rows = join_records(*(read_records(recipe["data"][name]) for name in ("train", "valid")))
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
-        calls = [
-            pool.submit(pretrain, sections, options.recipe.parent, options.out / name, options.device)
-            for name, sections in recipe["pretrain"].items()
-        ]
-        runs = dict(zip(recipe["pretrain"], [call.result() for call in calls], strict=True))
+        runs = pretrain_all(recipe["pretrain"], rows, options.recipe.parent, options.out, options.device, pool)
         if options.folds:
             cross_validate(recipe, runs, rows, options, pool)
             return
@@ -59,22 +55,41 @@ def main() -> None:
             call.result()
 
 
-def pretrain(sections: Mapping[str, Any], folder: Path, out: Path, device: str) -> Path:
-    """A run by the settings of another recipe with some sections changed; `task` replaces the one there."""
-    if (out / "results.json").exists():
-        return out
-    config = tomllib.loads((folder / sections["config"]).read_text(encoding="utf-8"))
-    for name, values in sections.items():
+def pretrain_all(
+    recipes: dict[str, Any], rows: Records, folder: Path, out: Path, device: str, pool: ProcessPoolExecutor
+) -> dict[str, Path]:
+    """The pretrained runs by name, in OUT; one after another, since two at once share the GPU and gain nothing."""
+    out.mkdir(parents=True, exist_ok=True)
+    texts = out / "labelled-texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows.display_texts), encoding="utf-8")
+    for name, sections in recipes.items():
+        pool.submit(pretrain, sections, folder, out, name, texts, device).result()
+    return {name: out / name for name in recipes}
+
+
+def pretrain(sections: dict[str, Any], folder: Path, out: Path, name: str, texts: Path, device: str) -> None:
+    """A run with the settings of another recipe (`config`) or run (`start`) and changes; `task` replaces the one there.
+
+    `minutes` replaces the length there. With `labelled_texts`, the texts of the labelled rows are part of the corpus.
+    """
+    if (out / name / "results.json").exists():
+        return
+    config: dict[str, Any] = {}
+    if "config" in sections:
+        config = tomllib.loads((folder / sections["config"]).read_text(encoding="utf-8"))
+    for section, values in sections.items():
         if isinstance(values, dict):
-            config[name] = values if name == "task" else config[name] | values
+            config[section] = values if section == "task" else config.get(section, {}) | values
     settings = {f"{section}.{key}": value for section, values in config.items() for key, value in values.items()}
-    corpus = settings.pop("data.corpus")
-    if "minutes" in sections:  # instead of the length there
+    corpus = [*settings.pop("data.corpus"), *([texts] if sections.get("labelled_texts") else [])]
+    if "minutes" in sections:
         settings = {key: value for key, value in settings.items() if key not in ("train.epochs", "train.steps")}
         settings["train.minutes"] = sections["minutes"]
-    resume = (out / "config.json").exists()
-    headstock.pretrain(corpus, out=out, settings=settings, resume=resume, device=device, report=False)
-    return out
+    start = out / sections["start"] if "start" in sections else None
+    resume = (out / name / "config.json").exists()
+    headstock.pretrain(
+        corpus, out=out / name, start=start, settings=settings, resume=resume, device=device, report=False
+    )
 
 
 def cross_validate(

@@ -21,6 +21,8 @@ from headstock.intervals import (
     macro_f1_item_interval,
     weighted_interval,
 )
+from headstock.report.format import Difference
+from headstock.report.format import interval as score_interval
 from headstock.rng import generator
 from headstock.tasks.text_metrics import format_range
 
@@ -193,6 +195,11 @@ def test_two_seeds_that_differ_determine_nothing():
     estimate = macro_f1_interval(true, predicted, 2)
     assert (estimate.low, estimate.high) == (0.0, 1.0)
     assert format_range("macro_f1", estimate.low, estimate.high) == "undetermined"
+    gap = difference(predicted == true, predicted[::-1] == true)
+    assert gap[1:] == (-1.0, 1.0)
+    pair = {"difference": gap.mean, "low": gap.low, "high": gap.high}
+    assert Difference.of(pair).signed == "+0.0 points, 95% CI undetermined"
+    assert score_interval(gap.low, gap.high) == "undetermined"
     five = macro_f1_interval(true, np.concatenate([predicted, predicted[[0, 1, 0]]]), 2)
     assert 0 < five.low < five.high < 1 and " to " in format_range("macro_f1", five.low, five.high)
 

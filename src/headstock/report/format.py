@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headstock.tasks.text_metrics import decimals, format_metric, format_range, is_score
+from headstock.tasks.text_metrics import UNDETERMINED, decimals, format_metric, format_range, is_score
 
 NONE = "–"
 HYPHEN = re.compile(r"(?<![\w.])-(?=[\d.]*\d|∞)")
@@ -29,7 +29,9 @@ def percent(value: Any, digits: int = 1) -> str:
 
 
 def interval(low: Any, high: Any) -> str:
-    """`85.1 to 88.0`, in percent; empty without an interval."""
+    """`85.1 to 88.0`, in percent; empty without an interval, `undetermined` if it contains every difference."""
+    if is_finite(low) and is_finite(high) and low <= -1 and high >= 1:
+        return UNDETERMINED
     return minus(f"{100 * low:.1f} to {100 * high:.1f}") if is_finite(low) and is_finite(high) else ""
 
 
@@ -194,9 +196,11 @@ class Difference:
     @property
     def interval(self) -> str:
         """`95% CI 4.2 to 7.9`."""
-        return (
-            "no interval" if self.low is None else f"95% CI {self.low:.{self.digits}f} to {self.high:.{self.digits}f}"
-        )
+        if self.low is None or self.high is None:
+            return "no interval"
+        if self.unit and self.low <= -100 and self.high >= 100:
+            return f"95% CI {UNDETERMINED}"
+        return f"95% CI {self.low:.{self.digits}f} to {self.high:.{self.digits}f}"
 
     @property
     def signed(self) -> str:

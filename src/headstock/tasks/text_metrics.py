@@ -40,6 +40,7 @@ LOSSES = {"loss": "validation loss", "bits_per_byte": "bits per byte", "perplexi
 ERRORS = ("mae", "rmse")  # in the units of the labels; lower is better
 # scores that are shown times 100 and are no percentages
 NOT_PERCENT = ("bleu", "chrf", "pearson", "spearman", "quadratic_kappa", "r2")
+UNDETERMINED = "undetermined"  # in place of an interval that contains every possible value
 SECONDARY = ("mcc", "auroc")  # left out of one-line summaries
 
 
@@ -82,7 +83,7 @@ def format_range(metric: str, low: float | None, high: float | None, *, scale: f
     if low is None or high is None:
         return ""
     if is_score(metric) and metric not in NOT_PERCENT and low <= 0 and high >= 1:
-        return "undetermined"
+        return UNDETERMINED
     return " to ".join(
         format_metric(metric, end, scale=high if scale is None else scale).removesuffix("%") for end in (low, high)
     )

@@ -130,3 +130,11 @@ def test_integers_beyond_64_bits_are_refused(key):
 def test_errors_can_be_sent_to_another_process(error):
     copy = ForkingPickler.loads(ForkingPickler.dumps(error))
     assert type(copy) is type(error) and str(copy) == str(error) and vars(copy) == vars(error)
+
+
+def test_a_problem_without_a_place_is_reported_alone():
+    assert str(ConfigError([("", "runs/a: is a folder")])) == "runs/a: is a folder"
+    assert str(ConfigError([("", "first"), ("model.depth", "second")])).splitlines()[1:] == [
+        "  first",
+        "  model.depth: second",
+    ]

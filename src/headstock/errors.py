@@ -57,7 +57,7 @@ class ConfigError(UserError):
 
     def __init__(self, problems: Iterable[tuple[str, str]]):
         self.problems = list(problems)
-        lines = [f"{path}: {problem}" for path, problem in self.problems]
+        lines = [f"{path}: {problem}" if path else problem for path, problem in self.problems]
         super().__init__(lines[0] if len(lines) == 1 else "\n  ".join([f"{len(lines)} invalid settings:", *lines]))
 
     def __reduce__(self) -> tuple[type["ConfigError"], tuple[list[tuple[str, str]]]]:

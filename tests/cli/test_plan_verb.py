@@ -37,7 +37,7 @@ def test_minutes_alone_plan_the_size(call, corpus, tmp_path):
         "pretrain", corpus, "--minutes", "0.01", "--out", tmp_path / "run", "--device", "cpu", "--set", "lr=1e-3"
     )
     lines = [line for line in err.splitlines() if "no preset or size given" in line]
-    assert len(lines) == 1 and "parameters" in lines[0] and "tokens/s" in lines[0]
+    assert len(lines) == 1 and "parameters" in lines[0] and "stops after 0.01 minutes" in lines[0]
     config = open_run(tmp_path / "run").config()
     assert config["train"]["minutes"] == 0.01 and config["train"]["steps"] is None
     assert config["train"]["lr"] == 1e-3  # settings of the command line have precedence

@@ -1,8 +1,11 @@
 """Runs real commands in processes that start with torch imported, which takes longer than most commands."""
 
 import contextlib
+import functools
 import json
 import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import pkgutil
 import runpy
@@ -11,6 +14,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import typer.main
 
 from headstock import api, cli, experiments, planner, tasks
 from headstock.model import backbones
@@ -23,19 +28,38 @@ PRELOADED = (
     "headstock.train.pretrain headstock.experiments.compare headstock.report.pages headstock.inference.pipeline "
     "torch._dynamo torch.distributed.fsdp torch.distributed.checkpoint.hf_storage "
     "matplotlib.figure matplotlib.backends.backend_svg jinja2 filelock platformdirs typer._adapters tests.preloaded "
-    "fastapi uvicorn.server headstock.serve.app"
+    "fastapi uvicorn.server headstock.serve.app rich.console rich.table scipy.optimize scipy.stats "
+    "sklearn.feature_extraction.text sklearn.linear_model sklearn.multiclass sklearn.svm ipykernel.kernelapp"
 )
 PACKAGES = (api, backbones, cli, experiments, planner, tasks)
 CONTEXT.set_forkserver_preload(
     [m.name for p in PACKAGES for m in pkgutil.iter_modules(p.__path__, f"{p.__name__}.")] + PRELOADED.split()
 )
 
+build_command_line = functools.cache(lambda program, *state: GET_COMMAND(program))
+GET_COMMAND = typer.main.get_command
+
+
+def fork_server() -> dict[str, Any]:
+    """Start the server of forks; returns what other processes need to use it."""
+    with contextlib.chdir(ROOT):  # where it finds our modules
+        multiprocessing.forkserver.ensure_running()
+    state = vars(multiprocessing.forkserver._forkserver)
+    return {name: state[name] for name in ("_forkserver_address", "_forkserver_authkey") if name in state}
+
+
+def use_fork_server(state: dict[str, Any]) -> None:
+    """Fork from the server of another process, instead of starting and loading one in each."""
+    server = multiprocessing.forkserver._forkserver
+    vars(server).update(state, _forkserver_alive_fd=os.open(os.devnull, os.O_RDONLY))
+    server.ensure_running = multiprocessing.resource_tracker.ensure_running
+
 
 def start_forked(function: Callable[..., None], *arguments: Any) -> multiprocessing.process.BaseProcess:
     """Call a function in a forked process."""
+    fork_server()
     process = CONTEXT.Process(target=function, args=arguments)
-    with contextlib.chdir(ROOT):  # where the server of forks, which starts with the first process, finds our modules
-        process.start()
+    process.start()
     return process
 
 
@@ -62,7 +86,8 @@ def save_time() -> None:
     """In this process, leave out what tests do not need.
 
     Files are not flushed to the disk, since no test cuts the power. Charts saved as PNG have few pixels, and the API
-    writes reports only where a test asks for them: a report takes as long as a small run.
+    writes reports only where a test asks for them: a report takes as long as a small run. The parsers of all verbs
+    are built once, and not for each command.
     """
     from headstock.api import reports
     from headstock.report import theme
@@ -70,6 +95,14 @@ def save_time() -> None:
     os.fsync = lambda file: None
     theme.PNG_DPI = 50
     reports.WRITE_REPORTS = False
+    typer.main.get_command = command_line
+
+
+def command_line(program: typer.Typer) -> Any:
+    """The parsers of a program, built again only after verbs were added or the format of the help has changed."""
+    groups = [program, *(group.typer_instance for group in program.registered_groups)]
+    verbs = sum(len(group.registered_commands) for group in groups)
+    return build_command_line(program, program.rich_markup_mode, verbs)
 
 
 def _run(

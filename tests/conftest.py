@@ -17,7 +17,7 @@ import hypothesis
 import pytest
 import torch
 
-from tests.commands import save_time
+from tests.commands import fork_server, save_time, use_fork_server
 
 pytest_plugins = ["tests.comparisons", "tests.servers"]
 save_time()
@@ -63,6 +63,17 @@ SLOW_FILES = [
     "test_reference",
 ]
 SLOW_FIRST = ("faults", "report", "experiments", "train", "interop", "toys", "cli", "serve", "explain")
+
+
+def pytest_configure(config):
+    """Workers of pytest-xdist share the server of forks."""
+    if hasattr(config, "workerinput"):
+        use_fork_server(config.workerinput["fork_server"])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    node.workerinput["fork_server"] = fork_server()
 
 
 def pytest_collection_modifyitems(items):

@@ -4,8 +4,10 @@ No thread may start here: it would be missing in the forked processes.
 """
 
 import sympy.combinatorics  # noqa: F401  loaded by the first formula
+import typer.main
 
 import headstock.api  # noqa: F401
+from headstock.cli.app import app, find_verbs
 from headstock.cost.parameter_table import formula_table
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
@@ -37,6 +39,12 @@ def simplify_formulas() -> None:
     formula_table(Model(backbone, task.heads(backbone)))
 
 
+def build_parsers() -> None:
+    find_verbs()
+    typer.main.get_command(app)
+
+
 compile_templates()
 load_fonts()
 simplify_formulas()
+build_parsers()

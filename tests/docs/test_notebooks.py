@@ -4,9 +4,10 @@ Here they run on a little data: the metadata of a cell names the variables that 
 (`{"nbmake": {"mock": {"steps": 4}}}`).
 """
 
-import json
 import random
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -14,8 +15,6 @@ from tests.benchmarks import load_script
 
 scripts = load_script("notebooks")
 nbformat = pytest.importorskip("nbformat")
-# run in the kernel after the first cell: no reports, which take as long as a small run
-FAST = ["from headstock.api import reports", "reports.WRITE_REPORTS = False"]
 # what the outputs show; a progress bar where a run is trained
 EXPECTED = {
     "first-model": [r"<progress", r"4/4 steps", r"<svg.*perplexity", r"<td", r"log_likelihood"],
@@ -58,13 +57,11 @@ def test_a_notebook_runs(name, tmp_path, monkeypatch):
         "huggingface": ["transformers", "datasets"],
     }.get(name, []):
         pytest.importorskip(package)
-    monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    from tests.notebook_kernels import fork_kernels
+
+    fork_kernels(monkeypatch)
     write_data(tmp_path)
-    book = json.loads((scripts.FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))
-    first = next(cell for cell in book["cells"] if cell["cell_type"] == "code")
-    first["metadata"].setdefault("nbmake", {})["post_cell_execute"] = FAST
-    path = tmp_path / f"{name}.ipynb"
-    path.write_text(json.dumps(book), encoding="utf-8")
+    path = Path(shutil.copy(scripts.FOLDER / f"{name}.ipynb", tmp_path))
     result = runner.NotebookRun(path, 300).execute()
     assert result.error is None, result.error.trace
     shown = output_text(result.nb)

@@ -1,18 +1,20 @@
 """Training on two nodes: two network namespaces of this machine, joined by a virtual cable."""
 
+import ctypes
 import json
 import os
 import shutil
 import subprocess
-import sys
 from contextlib import contextmanager
 
 import pytest
+from torch.distributed import launcher, run
 
 import headstock
 from headstock.train.run_folder import RunFolder
 from tests.commands import set_options
 from tests.conftest import TINY
+from tests.train.processes import BackgroundProcess, run_headstock
 
 NODES = {"hs-node-0": "10.231.7.1", "hs-node-1": "10.231.7.2"}
 CABLE = ("hs-veth-0", "hs-veth-1")
@@ -50,38 +52,34 @@ def can_create_namespaces():
         return False
 
 
+def run_node(name, interface, options, command):
+    """`torchrun OPTIONS -m headstock COMMAND` in a network namespace, whose process is forked instead of started."""
+    with open(f"/run/netns/{name}") as namespace:
+        assert ctypes.CDLL(None).setns(namespace.fileno(), 0) == 0
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    arguments = run.parse_args([*options, "--start-method=fork", "-m", "headstock", *command])
+    config, _, _ = run.config_from_args(arguments)
+    launcher.elastic_launch(config, run_headstock)(*command)
+
+
 def test_two_nodes_learn_what_one_process_does(corpus, tmp_path):
     if not can_create_namespaces():  # not when tests are collected, which parallel workers do at the same time
         pytest.skip("needs root and network namespaces (ip netns)")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    torchrun += ["--rdzv-backend=c10d", f"--rdzv-endpoint={NODES['hs-node-0']}:29431", "--rdzv-id=two-nodes"]
-    command = [
-        "-m",
-        "headstock",
-        "pretrain",
-        str(corpus),
-        "--out",
-        str(tmp_path / "two"),
-        "--device",
-        "cpu",
-        *set_options(SETTINGS),
-    ]
+    options = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-id=two-nodes", "--monitor-interval=0.1"]
+    options += ["--rdzv-backend=c10d", f"--rdzv-endpoint={NODES['hs-node-0']}:29431"]
+    command = ["pretrain", str(corpus), "--out", str(tmp_path / "two"), "--device", "cpu", *set_options(SETTINGS)]
     with two_nodes():
-        processes = []
-        for (name, address), end in zip(NODES.items(), CABLE, strict=True):
+        nodes = []
+        for (name, address), interface in zip(NODES.items(), CABLE, strict=True):
             # the nodes share one host name, so each is told its address, and the first that it hosts the rendezvous
-            own = [f"--local-addr={address}", f"--rdzv-conf=is_host={name == 'hs-node-0'}"]
-            environment = os.environ | {"GLOO_SOCKET_IFNAME": end, "OMP_NUM_THREADS": "1"}
-            node = ["ip", "netns", "exec", name, *torchrun, *own, *command, "--json"]
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            processes.append(subprocess.Popen(node, env=environment, **pipes))
+            own = [*options, f"--local-addr={address}", f"--rdzv-conf=is_host={name == 'hs-node-0'}"]
+            nodes.append(BackgroundProcess(tmp_path / name, run_node, name, interface, own, [*command, "--json"]))
         try:
-            outputs = [process.communicate(timeout=180) for process in processes]
+            assert [node.wait(180) for node in nodes] == [0, 0], nodes[0].stderr[-3000:]
         finally:
-            for process in processes:
-                process.kill()
-    assert [process.returncode for process in processes] == [0, 0], outputs[0][1][-3000:]
-    (results,) = [json.loads(stdout) for stdout, _ in outputs if stdout]  # only rank 0 prints
+            for node in nodes:
+                node.kill()
+    (results,) = [json.loads(node.stdout) for node in nodes if node.stdout]  # only rank 0 prints
     assert results["processes"] == 2
     headstock.pretrain(corpus, out=tmp_path / "one", settings=SETTINGS, device="cpu")
     rows = {name: RunFolder(tmp_path / name).read_metrics() for name in ("one", "two")}

@@ -36,7 +36,7 @@ class RayNodes:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         head = ["--head", f"--port={self.port}", "--include-dashboard=false", f"--temp-dir={self.folder}"]
-        self.start([*head, f"--ray-client-server-port={free_port()}"])
+        self.start([*head, "--no-monitor", f"--ray-client-server-port={free_port()}"])  # no autoscaler
         wait_until(lambda: is_open(self.port), "the head node answers")
 
     def start(self, options: list[str]) -> subprocess.Popen:

@@ -5,7 +5,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -25,7 +24,7 @@ from headstock.train.settings import make_config
 from tests.commands import set_options
 from tests.conftest import TINY
 from tests.faults.harness import amount, is_full, outcome
-from tests.train.processes import start_functions, start_ranks
+from tests.train.processes import BackgroundProcess, run_torchrun, start_functions, start_ranks
 
 STATES = TINY | {"steps": 6, "validate_every": 3, "ema": 0.9, "optimizer": "muon", "weights": "last"}
 
@@ -80,7 +79,7 @@ def test_fault_05_samples_do_not_depend_on_the_number_of_processes(corpus, tmp_p
 # Fault 15
 
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+TORCHRUN = ["--standalone", "--nproc-per-node=2", "--max-restarts=2"]
 # without the variable, restarts with gloo hang at times
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 STEPS = amount(45, 120)
@@ -101,7 +100,7 @@ def kill_a_worker(process, out, pick, *, after):
     """Kill one of the workers with -9, once there is a checkpoint of a step."""
     end = time.monotonic() + 120
     while not any(step_of(path) >= after for path in newest_first(out / "checkpoints")):
-        assert process.poll() is None and time.monotonic() < end, "the run did not get to its checkpoint"
+        assert process.is_alive() and time.monotonic() < end, "the run did not get to its checkpoint"
         time.sleep(0.005)
     os.kill(pick.choice(workers(process)), signal.SIGKILL)
     return step_of(newest_first(out / "checkpoints")[0])
@@ -118,15 +117,14 @@ def test_fault_15_a_killed_worker_is_restarted_and_the_run_continues(corpus, tmp
         undisturbed[parallel] = outcome(tmp_path / parallel)
     for number in range(kills):
         parallel, out = list(undisturbed)[number % len(undisturbed)], tmp_path / f"run-{number}"
-        command = [*TORCHRUN, "--max-restarts=2", "-m", "headstock", *words(corpus, out, LONG | {"parallel": parallel})]
-        with open(tmp_path / "stderr.txt", "w") as errors:
-            process = subprocess.Popen(command, env=os.environ | ENVIRONMENT, stderr=errors, stdout=errors)
-            try:
-                steps.append(kill_a_worker(process, out, pick, after=pick.randrange(3, STEPS // 2)))
-                assert process.wait(240) == 0, (tmp_path / "stderr.txt").read_text()[-3000:]
-            finally:
-                process.kill()
-        assert "resuming from" in (tmp_path / "stderr.txt").read_text()
+        command = words(corpus, out, LONG | {"parallel": parallel})
+        torchrun = BackgroundProcess(tmp_path / "torchrun", run_torchrun, TORCHRUN, command, **ENVIRONMENT)
+        try:
+            steps.append(kill_a_worker(torchrun.process, out, pick, after=pick.randrange(3, STEPS // 2)))
+            assert torchrun.wait(240) == 0, torchrun.stderr[-3000:]
+        finally:
+            torchrun.kill()
+        assert "resuming from" in torchrun.stderr
         assert outcome(out) == undisturbed[parallel]
         shutil.rmtree(out)
     record(15, "worker of torchrun killed with -9", kills=kills, recovered=kills, bit_identical_runs=kills)

@@ -84,6 +84,15 @@ def run_headstock(*arguments: str) -> None:
     runpy.run_module("headstock", run_name="__main__")
 
 
+def run_torchrun(options: list[str], command: list[str]) -> None:
+    """`torchrun OPTIONS -m headstock COMMAND`, whose workers are forked instead of started."""
+    from torch.distributed import run
+
+    config_from_args = run.config_from_args
+    run.config_from_args = lambda arguments: (config_from_args(arguments)[0], run_headstock, command)
+    run.run(run.parse_args([*options, "--start-method=fork", "-m", "headstock", *command]))
+
+
 def start_command(folder: Path, *arguments: Any, **environment: str) -> BackgroundProcess:
     """`headstock ARGUMENTS`; stdout and stderr are files in the folder."""
     return BackgroundProcess(folder, run_headstock, *map(str, arguments), **environment)

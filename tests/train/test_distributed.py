@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -60,6 +62,14 @@ def test_two_processes_stop_by_the_same_clock(corpus, tmp_path, tiny):
     ranks = start_ranks(tmp_path / "rank", 2, *arguments(corpus, tmp_path / "run", tiny | {"minutes": 0.02}))
     assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr
     assert RunFolder(tmp_path / "run").results()["steps"] >= 1
+
+
+def test_torchrun_starts_the_command():
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*torchrun, "-m", "headstock", "pretrain", "--no-such-option", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "exitcode" in done.stderr
+    assert "no-such-option" in json.loads(done.stdout)["error"]  # only the first process prints
 
 
 def test_unavailable_devices_are_rejected():

@@ -8,13 +8,12 @@ import subprocess
 from contextlib import contextmanager
 
 import pytest
-from torch.distributed import launcher, run
 
 import headstock
 from headstock.train.run_folder import RunFolder
 from tests.commands import set_options
 from tests.conftest import TINY
-from tests.train.processes import BackgroundProcess, run_headstock
+from tests.train.processes import BackgroundProcess, run_torchrun
 
 NODES = {"hs-node-0": "10.231.7.1", "hs-node-1": "10.231.7.2"}
 CABLE = ("hs-veth-0", "hs-veth-1")
@@ -53,13 +52,11 @@ def can_create_namespaces():
 
 
 def run_node(name, interface, options, command):
-    """`torchrun OPTIONS -m headstock COMMAND` in a network namespace, whose process is forked instead of started."""
+    """torchrun in a network namespace."""
     with open(f"/run/netns/{name}") as namespace:
         assert ctypes.CDLL(None).setns(namespace.fileno(), 0) == 0
     os.environ["GLOO_SOCKET_IFNAME"] = interface
-    arguments = run.parse_args([*options, "--start-method=fork", "-m", "headstock", *command])
-    config, _, _ = run.config_from_args(arguments)
-    launcher.elastic_launch(config, run_headstock)(*command)
+    run_torchrun(options, command)
 
 
 def test_two_nodes_learn_what_one_process_does(corpus, tmp_path):

@@ -1,11 +1,7 @@
 """Runs real commands in processes that start with torch imported, which takes longer than most commands."""
 
-import contextlib
 import functools
 import json
-import multiprocessing
-import multiprocessing.forkserver
-import multiprocessing.resource_tracker
 import os
 import pkgutil
 import runpy
@@ -17,50 +13,29 @@ from typing import Any
 
 import typer.main
 
-from headstock import api, cli, experiments, planner, tasks
+from headstock import api, cli, experiments, interop, maintenance, planner, tasks
 from headstock.model import backbones
+from tests.forks import CONTEXT, start_forked
 
 REVIEWS = [("Anne sees Paris.", "town"), ("Ben likes the sea.", "sea"), ("Zoë finds Paris.", "town")] * 8
 SHORT_FINETUNING = ["--set", "least_steps=0", "--epochs", 2, "--lr", 0.01, "--quiet"]
-ROOT = Path(__file__).parents[1]
-CONTEXT = multiprocessing.get_context("forkserver")
+# what commands, kernels and the modules of tests import; those that are not installed are left out
 PRELOADED = (
     "headstock.train.pretrain headstock.experiments.compare headstock.report.pages headstock.inference.pipeline "
-    "torch._dynamo torch.distributed.fsdp torch.distributed.checkpoint.hf_storage "
-    "matplotlib.figure matplotlib.backends.backend_svg jinja2 filelock platformdirs typer._adapters tests.preloaded "
-    "fastapi uvicorn.server headstock.serve.app rich.console rich.table scipy.optimize scipy.stats "
-    "sklearn.feature_extraction.text sklearn.linear_model sklearn.multiclass sklearn.svm ipykernel.kernelapp"
+    "headstock.sklearn headstock.huggingface headstock.serve.app tests.preloaded "
+    "torch._dynamo.testing torch.distributed.fsdp torch.distributed.checkpoint.hf_storage torch.utils.flop_counter "
+    "matplotlib.figure matplotlib.backends.backend_svg jinja2 filelock platformdirs typer._adapters "
+    "rich.console rich.table scipy.optimize scipy.stats sklearn.utils.estimator_checks fastapi uvicorn.server "
+    "transformers.models.bart.modeling_bart transformers.models.bert.modeling_bert openai datasets schemathesis "
+    "sacrebleu gguf nbformat ipykernel.kernelapp ipywidgets"
 )
-PACKAGES = (api, backbones, cli, experiments, planner, tasks)
+PACKAGES = (api, backbones, cli, experiments, interop, maintenance, planner, tasks)
 CONTEXT.set_forkserver_preload(
     [m.name for p in PACKAGES for m in pkgutil.iter_modules(p.__path__, f"{p.__name__}.")] + PRELOADED.split()
 )
 
 build_command_line = functools.cache(lambda program, *state: GET_COMMAND(program))
 GET_COMMAND = typer.main.get_command
-
-
-def fork_server() -> dict[str, Any]:
-    """Start the server of forks; returns what other processes need to use it."""
-    with contextlib.chdir(ROOT):  # where it finds our modules
-        multiprocessing.forkserver.ensure_running()
-    state = vars(multiprocessing.forkserver._forkserver)
-    return {name: state[name] for name in ("_forkserver_address", "_forkserver_authkey") if name in state}
-
-
-def use_fork_server(state: dict[str, Any]) -> None:
-    """Fork from the server of another process, instead of starting and loading one in each."""
-    server = multiprocessing.forkserver._forkserver
-    vars(server).update(state, _forkserver_alive_fd=os.open(os.devnull, os.O_RDONLY))
-    server.ensure_running = multiprocessing.resource_tracker.ensure_running
-
-
-def start_forked(function: Callable[..., None], *arguments: Any) -> multiprocessing.process.BaseProcess:
-    """Call a function in a forked process."""
-    fork_server()
-    process = CONTEXT.Process(target=function, args=arguments)
-    process.start()
-    return process
 
 
 def command(

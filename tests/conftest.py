@@ -17,7 +17,8 @@ import hypothesis
 import pytest
 import torch
 
-from tests.commands import fork_server, save_time, use_fork_server
+from tests import forks
+from tests.commands import save_time
 
 pytest_plugins = ["tests.comparisons", "tests.servers"]
 save_time()
@@ -65,15 +66,18 @@ SLOW_FILES = [
 SLOW_FIRST = ("faults", "report", "experiments", "train", "interop", "toys", "cli", "serve", "explain")
 
 
-def pytest_configure(config):
-    """Workers of pytest-xdist share the server of forks."""
-    if hasattr(config, "workerinput"):
-        use_fork_server(config.workerinput["fork_server"])
-
-
 @pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node):
-    node.workerinput["fork_server"] = fork_server()
+def pytest_xdist_setupnodes(specs):
+    """Fork the workers, so that what they import and compute first is loaded once for all."""
+    import execnet
+
+    forks.start_server()
+    python = f"{sys.executable} {forks.__file__}"
+    specs[:] = [execnet.XSpec(f"{spec}//id={spec.id}//python={python}") for spec in specs]
+
+
+def pytest_unconfigure():
+    forks.stop_server()
 
 
 def pytest_collection_modifyitems(items):

@@ -7,7 +7,7 @@ from typing import Any
 
 from jupyter_client.provisioning import KernelProvisionerFactory, LocalProvisioner
 
-from tests.commands import start_forked
+from tests.forks import start_forked
 
 
 class KernelProcess:

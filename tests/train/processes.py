@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.commands import save_time, start_forked
+from tests.commands import save_time
+from tests.forks import start_forked
 
 TIMEOUT = 120.0  # seconds
 

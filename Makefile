@@ -33,7 +33,7 @@ types: $(VENV)/.all
 tests: export PYTHONDONTWRITEBYTECODE =
 tests: export PYTEST_DISABLE_PLUGIN_AUTOLOAD = 1
 tests: $(VENV)/.all
-	$(BIN)/python -m pytest -p xdist -p hypothesispytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -p xdist -p hypothesispytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The documentation site, in build/site; fails on broken links and anchors.
 docs: $(VENV)/.docs

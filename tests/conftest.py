@@ -159,6 +159,12 @@ def call(capsys, monkeypatch):
     return call
 
 
+BROWSER_FLAGS = ["--no-sandbox", "--disable-gpu", "--in-process-gpu"]
+# Playwright disables the first ones, too; the others load pages of the browser's own for every window and renderer
+NO_FEATURES = "HttpsUpgrades,MediaRouter,OptimizationHints,PaintHolding,RenderDocument,Translate,"
+NO_FEATURES += "SpareRendererForSitePerProcess,WebUIOmniboxAimPopup,WebUIOmniboxFullPopup,WebUIOmniboxPopup"
+
+
 @pytest.fixture(scope="module")
 def browser():
     """Closed after each file: while it is open, its event loop runs, and a test cannot call asyncio.run."""
@@ -167,6 +173,6 @@ def browser():
     if found is None:
         pytest.skip("there is no Chromium here")
     with api.sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        opened = play.chromium.launch(executable_path=found, args=[*BROWSER_FLAGS, f"--disable-features={NO_FEATURES}"])
         yield opened
         opened.close()

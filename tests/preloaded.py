@@ -3,6 +3,10 @@
 No thread may start here: it would be missing in the forked processes.
 """
 
+import contextlib
+import copy
+import functools
+
 import sympy.combinatorics  # noqa: F401  loaded by the first formula
 import typer.main
 
@@ -44,7 +48,23 @@ def build_parsers() -> None:
     typer.main.get_command(app)
 
 
+def list_onnx_operators() -> None:
+    """The exporter of PyTorch lists all operators for each graph, in 0.8 s; let it copy one list."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    listed = functools.cache(ONNXRegistry.from_torchlib)
+
+    def from_torchlib(**options: int) -> ONNXRegistry:
+        registry = copy.copy(listed(**options))
+        registry.functions = {target: list(versions) for target, versions in registry.functions.items()}
+        return registry
+
+    ONNXRegistry.from_torchlib = staticmethod(from_torchlib)
+
+
 compile_templates()
 load_fonts()
 simplify_formulas()
 build_parsers()
+with contextlib.suppress(ImportError, AttributeError):
+    list_onnx_operators()

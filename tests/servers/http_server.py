@@ -53,7 +53,8 @@ class Handler(SimpleHTTPRequestHandler):
             headers |= {"Transfer-Encoding": "chunked"}
             chunks = [f"{len(part):x}\r\n".encode() + part + b"\r\n0\r\n\r\n"] if part else [b"0\r\n\r\n"]
             return self.send(status, chunks, body, headers, length=None)
-        count = dropped[self.path] = dropped.get(self.path, 0) + body
+        request = f"{self.path} {wanted}"  # blocks are fetched side by side
+        count = dropped[request] = dropped.get(request, 0) + body
         if body and (how == "short" or (how == "dropped" and count % 2)):
             self.send(status, [part[: len(part) // 2]], body, headers, length=len(part))
             self.close_connection = True

@@ -10,6 +10,7 @@ from headstock.errors import UserError
 from headstock.experiments.compare import compare
 from headstock.experiments.terminal_tables import comparison_table
 from headstock.experiments.trial_evaluation import add_error_analysis
+from headstock.report.sweep_points import format_interval
 from headstock.tasks.answer import NO_ANSWER, excerpt
 from headstock.tasks.text_metrics import answer_f1, entities, exact_match
 from headstock.train.run_folder import RunFolder
@@ -202,7 +203,7 @@ def test_features_are_compared_as_frozen_arms(deep, files, tmp_path):
     (verdict,) = results["verdicts"]
     best = max(results["summary"], key=lambda row: row["score"])
     assert verdict.startswith(f"As features with 24 labels, {best['arm'].removeprefix('frozen ')} reaches ")
-    assert f"{100 * best['score']:.1f}% ({100 * best['low']:.1f} to {100 * best['high']:.1f})" in verdict
+    assert f"{100 * best['score']:.1f}%{format_interval('accuracy', best)}" in verdict
     for layers in features:
         assert layers in verdict
     config = RunFolder(tmp_path / "runs" / "frozen-concat4-24").config()

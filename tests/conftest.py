@@ -119,6 +119,13 @@ def own_cache(tmp_path_factory):
     os.environ["HEADSTOCK_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
+@pytest.fixture(autouse=True)
+def keep_onednn():
+    """PyTorch turns oneDNN off, for all later tests too, at a product in bfloat16 that the CPU does not support."""
+    yield
+    torch.backends.mkldnn.set_flags(True)
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
     """Three hundred short documents with some order in them: enough to learn from in a second."""

@@ -28,6 +28,7 @@ from headstock.experiments.sweep_trials import (
     SweepTrial,
 )
 from headstock.io import rank_and_size, remove_stale, write_json
+from headstock.report.format import pluralize
 from headstock.report.sweep_points import Point, canonical, format_metric, point_label
 from headstock.train.callbacks import Callback
 from headstock.train.distributed import choose_device
@@ -254,7 +255,7 @@ def describe_trials(plan: SweepPlan) -> str:
     """`3 seeds`, or `5 folds` with how often they are repeated."""
     sweep = plan.sweep
     repeats = f" x {sweep.repeats} repeats" if sweep.repeats > 1 else ""
-    return f"{sweep.seeds} seeds" if sweep.folds is None else f"{sweep.folds} folds{repeats}"
+    return pluralize(sweep.seeds, "seed") if sweep.folds is None else f"{sweep.folds} folds{repeats}"
 
 
 def run_sweep_grid(
@@ -262,7 +263,8 @@ def run_sweep_grid(
 ) -> list[list[TrialResult]]:
     """The results of each point, one per seed or fold."""
     trials, count = [trial for point in points for trial in trials_of(plan, point)], plan.sweep.trials_per_point
-    logger.info("%d points x %s: %d trials", len(points), describe_trials(plan), len(trials))
+    total = pluralize(len(trials), "trial")
+    logger.info(f"{pluralize(len(points), 'point')} x {describe_trials(plan)}: {total}")
 
     def remove_worse_runs(index: int, results: dict[int, TrialResult]) -> None:
         finished = {

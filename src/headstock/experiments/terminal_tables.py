@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from headstock.report.format import compact_number
+from headstock.report.format import compact_number, pluralize
 from headstock.report.sweep_points import (
     format_interval,
     format_metric,
@@ -94,7 +94,7 @@ def sweep_table(results: dict[str, Any]) -> "Table":
     metric, settings = results["metric"], results["points"][0]["settings"]
     columns = {"": True} | {key: is_number(value) for key, value in settings.items()}
     columns |= dict.fromkeys((metric_name(metric), "gap to the best", "time"), True)
-    trials = f"{results['seeds']} {results.get('unit', 'seed')}s per point"
+    trials = f"{pluralize(results['seeds'], results.get('unit', 'seed'))} per point"
     title = f"{metric_name(metric)} ({results['better']} is better), {trials}"
     if results["method"] != "grid":
         title = f"{results['points_are']}: {title}"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headstock.experiments.demo import summarize_pretrained
 from headstock.experiments.verdict import features_verdict
 from headstock.experiments.verdict import verdict as verdict_of_results
-from tests.commands import ROOT
+from tests.forks import ROOT
 
 ARMS = {"pretrained": "pretrained", "scratch": "scratch", "frozen": "frozen", "tfidf": "tfidf"}
 

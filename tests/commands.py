@@ -19,21 +19,29 @@ from tests.forks import CONTEXT, start_forked
 
 REVIEWS = [("Anne sees Paris.", "town"), ("Ben likes the sea.", "sea"), ("Zoë finds Paris.", "town")] * 8
 SHORT_FINETUNING = ["--set", "least_steps=0", "--epochs", 2, "--lr", 0.01, "--quiet"]
-# what commands, kernels and the modules of tests import; those that are not installed are left out
-PRELOADED = (
+# what commands import; packages that are not installed are left out
+COMMANDS = (
     "headstock.train.pretrain headstock.experiments.compare headstock.report.pages headstock.inference.pipeline "
-    "headstock.sklearn headstock.huggingface headstock.serve.app tests.preloaded "
-    "torch._dynamo.testing torch.distributed.fsdp torch.distributed.checkpoint.hf_storage torch.utils.flop_counter "
-    "matplotlib.figure matplotlib.backends.backend_svg jinja2 filelock platformdirs typer._adapters "
-    "rich.console rich.table scipy.optimize scipy.stats sklearn.utils.estimator_checks fastapi uvicorn.server "
-    "transformers.models.bart.modeling_bart transformers.models.bert.modeling_bert openai datasets schemathesis "
-    "sacrebleu gguf nbformat ipykernel.kernelapp ipywidgets"
+    "headstock.serve.app tests.preloaded torch._dynamo torch.distributed.fsdp torch.distributed.checkpoint.hf_storage "
+    "matplotlib.figure matplotlib.backends.backend_svg jinja2 filelock platformdirs typer._adapters fastapi "
+    "uvicorn.server rich.console rich.table scipy.optimize scipy.stats"
+)
+# what the modules of tests and notebooks import, too
+WORKERS = (
+    "headstock.sklearn headstock.huggingface torch._dynamo.testing torch.utils.flop_counter "
+    "sklearn.utils.estimator_checks transformers.models.bart.modeling_bart transformers.models.bert.modeling_bert "
+    "openai datasets schemathesis sacrebleu gguf nbformat ipykernel.kernelapp ipywidgets"
 )
 PACKAGES = (api, backbones, cli, experiments, interop, maintenance, planner, tasks)
-CONTEXT.set_forkserver_preload(
-    [m.name for p in PACKAGES for m in pkgutil.iter_modules(p.__path__, f"{p.__name__}.")] + PRELOADED.split()
-)
 
+
+def preload(modules: str) -> None:
+    """Import modules, beside those of the package, in the server of forks when it starts."""
+    own = [module.name for p in PACKAGES for module in pkgutil.iter_modules(p.__path__, f"{p.__name__}.")]
+    CONTEXT.set_forkserver_preload(own + modules.split())
+
+
+preload(COMMANDS)
 build_command_line = functools.cache(lambda program, *state: GET_COMMAND(program))
 GET_COMMAND = typer.main.get_command
 

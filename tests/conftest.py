@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from tests import forks
-from tests.commands import save_time
+from tests.commands import COMMANDS, WORKERS, preload, save_time
 
 pytest_plugins = ["tests.comparisons", "tests.servers"]
 save_time()
@@ -91,6 +91,7 @@ def pytest_xdist_setupnodes(specs):
     """Fork the workers, so that what they import and compute first is loaded once for all."""
     import execnet
 
+    preload(f"{COMMANDS} {WORKERS}")
     forks.start_server()
     python = f"{sys.executable} {forks.__file__}"
     specs[:] = [execnet.XSpec(f"{spec}//id={spec.id}//python={python}") for spec in specs]

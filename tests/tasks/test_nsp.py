@@ -303,7 +303,7 @@ def test_invalid_settings_are_refused_before_training(corpus, library, tmp_path,
     check(single_sentences, "documents of two or more sentences", **{"task.nsp": True, "data.documents": "line"})
     check(corpus, r"model.segments: must be 2 or more, not 1", **{"task.nsp": True, "model.segments": 1})
     check(corpus, "train.length: 4 is too short", **{"task.nsp": True, "train.length": 4})
-    with pytest.raises(UserError, match=r"--nsp: .*'masked', not 'causal'"):
+    with pytest.raises(UserError, match=r"nsp=True: .*'masked', not 'causal'"):
         headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"task.nsp": True})
 
 

@@ -119,7 +119,7 @@ def test_pairs_of_texts_are_read_as_pairs(stock, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"freeze": True}, "conflicts with --freeze"),
+        ({"freeze": True}, "conflicts with freeze=True"),
         ({"settings": SETTINGS | {"layers": "mix"}}, "task.layers: mix"),
         ({"settings": SETTINGS | {"dense": "tanh"}}, "task.dense: tanh"),
         ({"settings": SETTINGS | {"separator": "|"}}, "needs one class per row"),

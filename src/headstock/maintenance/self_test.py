@@ -126,11 +126,14 @@ def _gb(count: float) -> str:
 
 
 def main() -> None:
+    from headstock.option_names import in_command
+
     device, folder, seed, *stages = sys.argv[1:]
-    for values in run_stages(device, Path(folder), int(seed)):
-        print(json.dumps(values), flush=True)
-        if values["stage"] == stages[-1]:
-            return
+    with in_command():  # `headstock doctor` shows an error of these calls
+        for values in run_stages(device, Path(folder), int(seed)):
+            print(json.dumps(values), flush=True)
+            if values["stage"] == stages[-1]:
+                return
 
 
 if __name__ == "__main__":

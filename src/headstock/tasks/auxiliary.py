@@ -127,6 +127,8 @@ class RecordingModel:
 
 @dataclass
 class RecordingHead:
+    """Passes calls on to a head, and keeps what it returns under its name."""
+
     name: str
     head: nn.Module
     outputs: dict[str, Tensor]

@@ -30,6 +30,7 @@ from headstock.planner.forecast import (
     run_seconds,
 )
 from headstock.planner.machine import Machine, busy_warning, measure_machine
+from headstock.planner.model_size import with_planned_size
 from headstock.planner.planner import Planner, plan
 from headstock.planner.probe import ProbeResult, corrected_estimate
 from headstock.planner.summary import plan_notes, plan_reason
@@ -287,7 +288,25 @@ def test_a_busy_machine_is_named(monkeypatch, text, caplog):
         caplog.clear()
         plan(text, minutes=1, device="cpu", objective="causal")
         assert [f"load average {load:.1f}" in record.message for record in caplog.records] == [True] * is_busy
-    assert busy_warning(torch.device("cuda")) is None
+    assert busy_warning(torch.device("cuda"), effect="") is None
+
+
+@pytest.mark.skipif(not hasattr(os, "getloadavg"), reason="there is no load average here")
+@pytest.mark.parametrize(
+    ("settings", "named", "is_warned"),
+    [
+        ({"train.minutes": 1}, True, True),
+        ({"train.minutes": 1, "model.depth": 2}, False, True),
+        ({"train.steps": 10}, True, False),
+    ],
+)
+def test_a_busy_machine_is_named_where_the_size_is_not_planned(
+    monkeypatch, text, tmp_path, caplog, settings, named, is_warned
+):
+    monkeypatch.setattr(os, "getloadavg", lambda: (os.cpu_count() + 1.5, 0.0, 0.0))
+    planned = with_planned_size(settings, [str(text)], out=tmp_path / "run", named=named, device="cpu")
+    assert planned == settings
+    assert ["with fewer steps than when idle" in record.message for record in caplog.records] == [True] * is_warned
 
 
 def test_a_recipe_round_trips():

@@ -56,17 +56,14 @@ def measure_machine(device: torch.device) -> Machine:
     )
 
 
-def busy_warning(device: torch.device) -> str | None:
-    """One line if more processes want to run than there are cores: speeds measured now are then too low."""
+def busy_warning(device: torch.device, *, effect: str) -> str | None:
+    """One line if more processes want to run than there are cores, with the effect that this has."""
     if device.type != "cpu" or not hasattr(os, "getloadavg"):  # Windows has none
         return None
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load <= cores:
         return None
-    return (
-        f"this machine is busy (load average {load:.1f}, {pluralize(cores, 'core')}): it was measured slower than it "
-        "is when idle, and the plan is smaller for it"
-    )
+    return f"this machine is busy (load average {load:.1f}, {pluralize(cores, 'core')}): {effect}"
 
 
 def device_name(device: torch.device) -> str:

@@ -38,6 +38,7 @@ VALID_FRACTION = DataSettings().valid_fraction
 STEP_SHARE = 0.9  # of the time budget; the rest is for validations and checkpoints
 RETRY_FACTOR = 1.5  # plan again if a step is this much slower or faster than forecast
 MAX_PROBES = 3
+SMALLER_PLAN = "it was measured slower than it is when idle, and the plan is smaller for it"
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def plan(
     text = measure_corpus(read_corpus(paths, documents=documents or "auto", column=column or "text"))  # type: ignore[arg-type]
     torch_device = choose_device(device)
     machine = measure_machine(torch_device)
-    if warning := busy_warning(torch_device):
+    if warning := busy_warning(torch_device, effect=SMALLER_PLAN):
         logger.warning(warning)
     planner = Planner(text, data, minutes, objective, seed)
     candidate, counts = planner.choose(machine)

@@ -149,6 +149,20 @@ def test_a_frozen_arm_without_a_pretrained_one_stands_for_pretraining():
     assert text.startswith("With 400 labels, pretraining (frozen) improves accuracy by 5.0 points")
 
 
+@pytest.mark.parametrize(("setfit", "frozen"), [(75.0, 70.0), (70.0, 75.0)])
+def test_without_full_fine_tuning_the_best_arm_stands_for_pretraining(setfit, frozen):
+    scores, arms = {"frozen": frozen, "setfit": setfit, "tfidf": 65.0}, ARMS | {"setfit": "setfit"}
+    gaps = {(name, "tfidf"): (scores[name] - 65, 1.0, 12.0) for name in ("frozen", "setfit")}
+    names = ["SetFit", "the frozen backbone"] if setfit > frozen else ["the frozen backbone", "SetFit"]
+    assert verdict(scores, gaps, arms=arms) == (
+        f"With 400 labels, {names[0]} reaches 75.0% (73.0 to 77.0); without a scratch arm the gain is unknown; "
+        f"{names[0]} is 10.0 points better than TF-IDF (95% CI 1.0 to 12.0); {names[1]} reaches 70.0% (68.0 to 72.0)."
+    )
+    best = "setfit" if setfit > frozen else "frozen"
+    text = verdict(scores | {"scratch": 60.0}, {(best, "scratch"): (15.0, 10.0, 20.0)}, arms=arms)
+    assert f"pretraining ({best}, the best of 2) improves accuracy by 15.0 points over scratch" in text
+
+
 def test_one_seed_supports_no_claim():
     gaps = {PS: (6.1, None, None), PT: (-1.3, None, None)}
     text = verdict({**TWO, "tfidf": 81.3, "frozen": 70.0}, gaps, seeds=1)

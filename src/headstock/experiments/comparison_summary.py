@@ -100,7 +100,7 @@ def summarize_comparison(
         "notes": [*notes(plan, context, leaks), *majority_notes(majority, summary), *comparability_notes(runs)],
         "details": details(context, arms, by_arm, counts[-1]),
     }
-    results["verdicts"] = verdicts(plan, results, unit=context.unit)
+    results["verdicts"] = verdicts(results, unit=context.unit)
     write_json(context.folder / "results.json", results)
     if context.unlabelled_test is not None:
         for arm in arms:
@@ -137,9 +137,10 @@ def majority_notes(majority: Mapping[str, Any] | None, summary: Sequence[dict[st
     ]
 
 
-def verdicts(plan: ComparisonPlan, results: Mapping[str, Any], *, unit: str) -> list[str]:
+def verdicts(results: Mapping[str, Any], *, unit: str) -> list[str]:
     """For each number of labels, whether pretraining helps and, with `features`, which layers are best."""
-    prefixes = tuple(f"frozen {layers} " for layers in plan.compare.features)  # a run's name may follow
+    features = results["settings"]["compare"].get("features") or ()
+    prefixes = tuple(f"frozen {layers} " for layers in features)  # a run's name may follow
     arms, summary, pairs = results["arms"], results["summary"], results["pairs"]
     feature_arms = [arm for arm in arms if f"{arm['name']} ".startswith(prefixes)] if prefixes else []
     other_arms = [arm for arm in arms if arm not in feature_arms]

@@ -88,20 +88,21 @@ class ArmScores:
 def verdict(labels: int, summary: Rows, pairs: Rows, arms: Sequence[Mapping[str, Any]], *, unit: str = "label") -> str:
     """Does pretraining help with `labels` labels, and is TF-IDF sufficient?
 
+    The best fully fine-tuned arm stands for pretraining; without one, the best of the other arms that use a run.
     `summary` and `pairs` may include other numbers of labels; `arms` are `{name, kind}`. A pair may be stored in
     either order.
     """
     scores = ArmScores(labels, summary, pairs, arms)
     pretrained, frozen, scratch = scores.of_kind("pretrained"), scores.of_kind("frozen"), scores.of_kind("scratch")
     others = scores.other_kinds()
-    if main := pretrained or frozen or others:
+    if main := pretrained or scores.ranked(frozen + others):
         text = _pretraining(scores, main, frozen=main == frozen)
     elif scratch:
         text = f"no pretrained model was compared; the model trained from scratch {scores.reaches(scratch[0])}"
     else:
         text = "only TF-IDF was evaluated"
     text += _tfidf(scores, main + scratch + [name for name in frozen + others if name not in main])
-    if pretrained and frozen:
+    if frozen and frozen[0] not in main[:1]:
         noun = "the frozen backbone" if len(frozen) == 1 else f"the best frozen backbone ({frozen[0]})"
         text += f"; {noun} {scores.reaches(frozen[0])}"
     for name in (name for name in others if name not in main[:1]):

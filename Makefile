@@ -43,9 +43,11 @@ docs: $(VENV)/.docs
 notebooks: $(VENV)/.all
 	$(BIN)/python scripts/notebooks.py $(ONLY)
 
-# The pages of docs/reference that follow from the code; a test fails until they are current.
+# The pages of docs/reference and the verdicts of recipes/results, which follow from the code; tests fail until they
+# are current.
 reference: $(VENV)/.all
 	$(BIN)/python scripts/reference.py
+	$(BIN)/python scripts/verdicts.py
 
 # The diagrams and screenshots of README and docs, the latter from real runs in build/pictures;
 # `make pictures ONLY=serve-fill` makes some of them.

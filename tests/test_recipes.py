@@ -13,6 +13,7 @@ from headstock.experiments import sweep_settings
 from headstock.train.resolve import resolve_finetune_config as transfer_config
 from headstock.train.resolve import resolve_pretrain_config
 from headstock.train.run_folder import open_run
+from tests.benchmarks import load_script
 
 FOLDER = Path(__file__).parent.parent / "recipes"
 RECIPES = sorted(FOLDER.glob("*.toml"))
@@ -78,3 +79,10 @@ def test_a_result_has_its_recipe():
         assert any(folder.name == stem or folder.name.startswith(f"{stem}-") for stem in stems), folder.name
         for file in folder.glob("results.json"):
             assert json.loads(file.read_text(encoding="utf-8"))
+
+
+def test_stored_verdicts_are_worded_as_now():
+    """`python scripts/verdicts.py` rewrites them."""
+    scripts = load_script("verdicts")
+    old = [path for path, results in scripts.comparisons() if results["verdicts"] != scripts.current_verdicts(results)]
+    assert old == []

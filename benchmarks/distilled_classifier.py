@@ -154,9 +154,14 @@ def train_all(
     )
     members["student"] = predicted(folder / "student", class_names(rows))
     for name, values in members.items():
-        lines = [dict(zip(class_names(rows), map(float, row.round(5)), strict=True)) for row in values]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        write_predictions(folder / f"{name}.jsonl", values, class_names(rows))
     return members
+
+
+def write_predictions(path: Path, probabilities: np.ndarray, classes: list[str]) -> None:
+    lines = [dict(zip(classes, map(float, row.round(5)), strict=True)) for row in probabilities]
+    predictions = [{"label": max(line, key=line.__getitem__), "probabilities": line} for line in lines]
+    path.write_text("".join(json.dumps(prediction) + "\n" for prediction in predictions), encoding="utf-8")
 
 
 def pairs(rows: Records) -> list[tuple[str, str]]:

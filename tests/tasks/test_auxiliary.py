@@ -6,7 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map_only
 
 from headstock.kernels.backends import paused_gc
 from headstock.model.batch import IGNORE_INDEX, pad_to_multiple
@@ -148,6 +150,18 @@ def test_a_step_frees_its_computation_without_garbage_collection(rows, objective
     with paused_gc(True):
         sum(task.losses(model, batch).values()).backward()
         assert len(hidden) >= 2 and all(reference() is None for reference in hidden)
+
+
+def test_no_loss_reads_a_value_from_the_device(rows, objective):
+    """A CUDA graph captures no step that waits for a value; a fake tensor has none to give."""
+    task, data = rows
+    batch = task.examples(data, length=32, seed=0).batch([0, 1, 2, 3])
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = replace(batch, **tree_map_only(torch.Tensor, mode.from_tensor, vars(batch)))
+        sums = task.losses(model_of(task, objective), fake)
+        with pytest.raises(DataDependentOutputException):
+            task.counts(fake)
+    assert sums.keys() >= {"label", "token", "r_drop"}
 
 
 def test_the_divergence_is_the_mean_of_both_kl_divergences():

@@ -63,7 +63,7 @@ class AuxiliaryLosses(Task):
         if self.weights[R_DROP]:
             second = RecordingModel(model)
             again = self.task.losses(cast(Model, second), batch, smoothing=smoothing)
-            sums |= {head: (sums[head] + again[head]) / 2 for head in self.task.counts(batch)}
+            sums |= {name: (sums[name] + again[name]) / 2 for name in again}
             logits, labels = (first.outputs["label"], second.outputs["label"]), batch.labels["label"]
             sums[R_DROP] = symmetric_divergence(*logits, labels, multilabel=self.task.multilabel)
         return sums

@@ -5,20 +5,20 @@
 
 Without --folds, teachers and student are trained on the rows of train and valid, and predict the test texts: the
 probabilities of each are in OUT/seed-S. With --folds, all that follows pretraining is cross-validated on these rows,
-and the test texts are not read.
+and the test texts are not read: the accuracies are in OUT/folds.jsonl. OUT/results.json sums up what is there.
 """
 
 import argparse
 import json
 import statistics
 import tomllib
-from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import headstock
 from headstock.data.labelled_texts import read_records
@@ -45,14 +45,16 @@ def main() -> None:
         runs = pretrain_all(recipe["pretrain"], rows, options.recipe.parent, options.out, options.device, pool)
         if options.folds:
             cross_validate(recipe, runs, rows, options, pool)
-            return
-        test = read_records(recipe["data"]["test"])
-        calls = [
-            pool.submit(train_all, recipe, runs, rows, test, options.out / f"seed-{seed}", options.device, seed)
-            for seed in options.seeds
-        ]
-        for call in calls:
-            call.result()
+        else:
+            test = read_records(recipe["data"]["test"])
+            calls = [
+                pool.submit(train_all, recipe, runs, rows, test, options.out / f"seed-{seed}", options.device, seed)
+                for seed in options.seeds
+            ]
+            for call in calls:
+                call.result()
+    summary = summarize(recipe, options.out)
+    (options.out / "results.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
 
 
 def pretrain_all(
@@ -107,16 +109,34 @@ def cross_validate(
             folder = options.out / f"folds-{options.folds}" / f"seed-{seed}" / str(fold)
             call = pool.submit(train_all, recipe, runs, train, held_out, folder, options.device, seed)
             calls.append((seed, fold, truth, call))
-    scores: dict[str, list[float]] = {}
-    for seed, fold, truth, call in calls:
-        for name, values in call.result().items():
-            scores.setdefault(name, []).append(float((values.argmax(1) == truth).mean()))
-        print_scores({"seed": seed, "fold": fold}, ((name, values[-1]) for name, values in scores.items()))
-    print_scores({"folds": len(calls)}, ((name, statistics.mean(values)) for name, values in scores.items()))
+    with (options.out / "folds.jsonl").open("w", encoding="utf-8") as file:
+        for seed, fold, truth, call in calls:
+            accuracies = {name: float((values.argmax(1) == truth).mean()) for name, values in call.result().items()}
+            line = json.dumps({"seed": seed, "fold": fold, "accuracies": accuracies})
+            print(line, file=file, flush=True)
+            print(line, flush=True)
 
 
-def print_scores(row: dict[str, Any], scores: Iterable[tuple[str, float]]) -> None:
-    print(json.dumps(row | {name: round(score, 4) for name, score in scores}), flush=True)
+def summarize(recipe: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Steps, tokens and seconds of each run, and the mean accuracy of each model over the folds."""
+    summary: dict[str, Any] = {"pretraining": {name: run_summary(out / name) for name in recipe["pretrain"]}}
+    summary["seeds"] = {
+        folder.name.removeprefix("seed-"): {
+            run.name: run_summary(run) for run in sorted(folder.iterdir()) if (run / "results.json").exists()
+        }
+        for folder in sorted(out.glob("seed-*"))
+    }
+    if (out / "folds.jsonl").exists():
+        folds = [json.loads(line) for line in (out / "folds.jsonl").read_text(encoding="utf-8").splitlines()]
+        accuracies = {name: [fold["accuracies"][name] for fold in folds] for name in folds[0]["accuracies"]}
+        summary["cross_validation"] = {name: statistics.mean(values) for name, values in accuracies.items()}
+        summary["folds"] = [{key: fold[key] for key in ("seed", "fold")} for fold in folds]
+    return summary
+
+
+def run_summary(run: Path) -> dict[str, Any]:
+    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    return {key: results[key] for key in ("steps", "tokens", "seconds")}
 
 
 def class_names(rows: Records) -> list[str]:
@@ -137,6 +157,7 @@ def train_all(
         out = folder / f"teacher-{name}"
         headstock.finetune(runs[model["run"]], task="classify", out=out, settings=settings, **common)
         members[name] = predicted(out, class_names(rows))
+        torch.cuda.empty_cache()  # for the other processes
     if teachers["tfidf"]:
         members["tfidf"] = tfidf_probabilities(rows, test, seed=seed)
     members["together"] = combine(list(members.values()), np.full(len(members), 1 / len(members)))
@@ -153,6 +174,7 @@ def train_all(
         **common,
     )
     members["student"] = predicted(folder / "student", class_names(rows))
+    torch.cuda.empty_cache()
     for name, values in members.items():
         write_predictions(folder / f"{name}.jsonl", values, class_names(rows))
     return members

@@ -99,7 +99,7 @@ def serve(connection: socket.socket) -> None:
             if (FOLDER / ".drop").exists():  # a test asks for a lost connection
                 (FOLDER / ".drop").unlink(missing_ok=True)
                 connection.shutdown(socket.SHUT_RDWR)
-            time.sleep(0.01)
+            time.sleep(0.1)  # for each connection, until the last test
     except (paramiko.SSHException, EOFError, OSError):
         pass
 

@@ -68,7 +68,8 @@ def command(
 def save_time() -> None:
     """In this process, leave out what tests do not need.
 
-    Files are not flushed to the disk, since no test cuts the power. Charts saved as PNG have few pixels, and the API
+    Files are not flushed to the disk, since no test cuts the power. Charts saved as PNG have few pixels, and labels
+    of charts may overlap, since their layout takes most of the time of a report; tests of reports compute it. The API
     writes reports only where a test asks for them: a report takes as long as a small run. The parsers of all verbs
     are built once, and not for each command.
     """
@@ -77,6 +78,7 @@ def save_time() -> None:
 
     os.fsync = lambda file: None
     theme.PNG_DPI = 50
+    theme.LAYOUT = None
     reports.WRITE_REPORTS = False
     typer.main.get_command = command_line
 

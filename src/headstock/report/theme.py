@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from headstock.io import write_bytes, write_text
 from headstock.tasks.text_metrics import NOT_PERCENT, is_score
@@ -21,6 +21,7 @@ INK, SOFT, PAPER, GRID = "#1c2128", "#62676f", "#fdfcfa", "#8a8f98"
 RIGHT, WRONG = "#64748b", "#b8325a"
 WIDE, NARROW, SMALL = 600, 350, 340  # pixels: the width of a page, of a phone, and of small multiples
 PNG_DPI = 200  # of saved figures
+LAYOUT: Literal["constrained"] | None = "constrained"  # keeps labels and legends inside a figure
 
 # Each kind of arm has one hue (Okabe-Ito palette, distinguishable by colour-blind readers) and one marker in all
 # charts; a second and third arm of a kind get other shades. Pairs are (light mode, dark mode).
@@ -135,7 +136,7 @@ def make_figure(paint: Callable[["Figure"], None], width: float, height: float) 
     from matplotlib.figure import Figure
 
     with chart_style():
-        figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
+        figure = Figure(figsize=(width / 72, height / 72), layout=LAYOUT)
         paint(figure)
     return figure
 

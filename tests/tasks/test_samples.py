@@ -5,6 +5,7 @@ import json
 import pytest
 
 import headstock
+from headstock.tasks import samples as task_samples
 from tests.conftest import TINY
 
 KINDS = {
@@ -16,6 +17,11 @@ KINDS = {
 }
 CELLS = {key: value for key, value in TINY.items() if key not in ("heads", "context")} | {"length": 32}
 PRESETS = {"denoise": "seq2seq-nano", "both-ways": "elmo-nano"}
+
+
+@pytest.fixture(autouse=True)
+def as_long_as_for_users(monkeypatch):
+    monkeypatch.setattr(task_samples, "NEW_TOKENS", 40)
 
 
 def pretrain(corpus, out, objective, **overrides):

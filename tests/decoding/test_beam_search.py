@@ -36,12 +36,19 @@ def any_model(family: str, seed: int = 0, **shape: Any) -> tuple[Model, dict[str
 
 
 @torch.inference_mode()
+def likelihoods(
+    model: Model, prompt: list[int], continuations: list[list[int]], source: list[int] | None = None
+) -> list[float]:
+    """The log-probabilities of continuations of one length after a prompt, in one forward pass."""
+    text = torch.tensor([prompt + tokens for tokens in continuations])
+    source_options = None if source is None else Batch(torch.tensor([source] * len(continuations)))
+    scores = model.heads["token"](model(Batch(text, source=source_options)).hidden).log_softmax(-1)
+    continued = scores[:, len(prompt) - 1 : -1].gather(2, text[:, len(prompt) :, None])
+    return continued.sum((1, 2)).tolist()
+
+
 def likelihood(model: Model, prompt: list[int], tokens: list[int], source: list[int] | None = None) -> float:
-    """The log-probability of tokens after a prompt, in one forward pass."""
-    text = torch.tensor([prompt + tokens])
-    source_options = None if source is None else Batch(torch.tensor([source]))
-    scores = model.heads["token"](model(Batch(text, source=source_options)).hidden[0]).log_softmax(-1)
-    return sum(float(scores[len(prompt) - 1 + index, token]) for index, token in enumerate(tokens))
+    return likelihoods(model, prompt, [tokens], source)[0]
 
 
 def exhaustive_search(
@@ -51,10 +58,12 @@ def exhaustive_search(
     others = [token for token in range(model.backbone.config.vocabulary) if token != end]
     hypotheses = []
     for length in range(limit + 1):
-        for tokens in product(others, repeat=length):
-            complete = [*tokens, end] if length < limit else list(tokens)
-            score = likelihood(model, prompt, complete, source) / len(complete) ** penalty
-            hypotheses.append(Hypothesis(list(tokens), score, "end" if length < limit else "length"))
+        ending, ended = ([end], "end") if length < limit else ([], "length")
+        texts = [list(tokens) for tokens in product(others, repeat=length)]
+        for tokens, total in zip(
+            texts, likelihoods(model, prompt, [text + ending for text in texts], source), strict=True
+        ):
+            hypotheses.append(Hypothesis(tokens, total / len(tokens + ending) ** penalty, ended))
     return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -34,6 +33,7 @@ from tests.commands import command, set_options
 from tests.experiments.small import SETTINGS, without_timings, write_rows
 from tests.experiments.test_sweep import BASE
 from tests.ray_nodes import RayNodes, can_hide, wait_until
+from tests.train.processes import start_command
 
 ARMS = {"arms": ["scratch", "frozen", "tfidf"], "labels": [8], "seeds": 2, "settings": SETTINGS, "leakage": "skip"}
 
@@ -242,16 +242,13 @@ def test_ctrl_c_cancels_the_trials(nodes, stock, files, tmp_path):
     settings = {**SETTINGS, "epochs": 100_000}
     options = [f"--{name}={path}" for name, path in files.items()] + set_options(settings)
     options += ["--arms=tfidf,scratch", "--labels=8", "--seeds=1", "--leakage=skip", f"--out={tmp_path / 'out'}"]
-    words = [sys.executable, "-m", "headstock", "compare", str(stock), *options, f"--on=ray:{nodes.address}"]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-    lines = []
-    for line in process.stderr:
-        lines.append(line)
-        if "TF-IDF" in line:
-            wait_until(lambda: any(map(nodes.workers, nodes.nodes[:2])), "a trial runs")
-            process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130, lines
-    assert "1 of 2 trials are saved" in lines[-1] and "repeat the command" in lines[-1]
+    process = start_command(tmp_path / "command", "compare", stock, *options, f"--on=ray:{nodes.address}")
+    process.wait_until(lambda: "TF-IDF" in process.stderr)
+    wait_until(lambda: any(map(nodes.workers, nodes.nodes[:2])), "a trial runs")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130, process.stderr
+    last = process.stderr.splitlines()[-1]
+    assert "1 of 2 trials are saved" in last and "repeat the command" in last
     wait_until(lambda: not any(map(nodes.workers, nodes.nodes[:2])), "the trial is cancelled")
     assert [path.name for path in (tmp_path / "out" / "cells").iterdir()] == ["tfidf-8-0.json"]
 

@@ -28,7 +28,7 @@ from tests.conftest import TINY
 from tests.train.processes import start_command, start_ranks
 
 QUICK = {"least_steps": 0, "epochs": 3, "lr": 5e-3}
-UNCHANGED = {"least_steps": 0, "epochs": 2, "lr": 1e-30}  # a learning rate too small to change any weight
+UNCHANGED = {"least_steps": 0, "epochs": 1, "lr": 1e-30}  # a learning rate too small to change any weight
 LOCATIONS = {"sea": "the sea", "town": "Paris", "home": "home"}
 
 

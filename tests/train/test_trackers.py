@@ -195,6 +195,8 @@ def wandb_folder(tmp_path, monkeypatch) -> Path:
         "WANDB_MODE": "offline",
         "WANDB_DIR": tmp_path,
         "WANDB_CONFIG_DIR": tmp_path / "config",
+        "WANDB_X_SERVICE_WAIT": 600,  # instead of 30 and 90 seconds, which a process may need on a busy machine
+        "WANDB_INIT_TIMEOUT": 600,
     }.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "wandb-cache"))

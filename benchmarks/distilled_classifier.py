@@ -181,8 +181,10 @@ def train_all(
 
 
 def write_predictions(path: Path, probabilities: np.ndarray, classes: list[str]) -> None:
-    lines = [dict(zip(classes, map(float, row.round(5)), strict=True)) for row in probabilities]
-    predictions = [{"label": max(line, key=line.__getitem__), "probabilities": line} for line in lines]
+    predictions = [
+        {"label": classes[row.argmax()], "probabilities": dict(zip(classes, row.round(5).tolist(), strict=True))}
+        for row in probabilities
+    ]
     path.write_text("".join(json.dumps(prediction) + "\n" for prediction in predictions), encoding="utf-8")
 
 

@@ -79,6 +79,24 @@ def test_a_cache_that_is_not_writable_fails(call, monkeypatch):
     assert err == f"headstock: {answer['error']}\n"
 
 
+def test_without_package_metadata_requirements_are_not_checked(call, monkeypatch):
+    """As with PYTHONPATH=src: every other package has its metadata."""
+
+    def unless_headstock(function):
+        def look_up(name):
+            if name == "headstock":
+                raise metadata.PackageNotFoundError(name)
+            return function(name)
+
+        return look_up
+
+    for name in ("metadata", "requires", "version"):
+        monkeypatch.setattr(metadata, name, unless_headstock(getattr(metadata, name)))
+    answer = json.loads(call("doctor", "--no-self-test", "--json")[0].splitlines()[-1])
+    assert answer["ok"] and answer["extras"] == {} and list(answer["versions"]) == ["Python"]
+    assert any("not installed as a package" in warning for warning in answer["warnings"])
+
+
 def test_a_device_that_is_not_there_fails_and_an_unknown_one_is_refused(refused):
     if not torch.cuda.is_available():
         assert (

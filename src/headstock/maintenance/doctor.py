@@ -150,7 +150,9 @@ def problems(test: SelfTest) -> Iterator[str]:
 
 def warnings(test: SelfTest) -> Iterator[str]:
     metadata_version = extras.installed_version(extras.PACKAGE)
-    if metadata_version != headstock.__version__:
+    if metadata_version is None:
+        yield "headstock is not installed as a package but imported from a folder: its requirements are not checked"
+    elif metadata_version != headstock.__version__:
         yield f"the package metadata is of version {metadata_version}: install the package again"
     if error := system.write_error(Path.cwd()):
         yield f"the current folder is not writable ({error}): give --out a path elsewhere"

@@ -11,13 +11,24 @@ PACKAGE = "headstock"
 
 
 def extras(package: str = PACKAGE) -> list[str]:
-    return metadata.metadata(package).get_all("Provides-Extra") or []
+    """Empty if the package is used from its source tree without being installed."""
+    try:
+        return metadata.metadata(package).get_all("Provides-Extra") or []
+    except metadata.PackageNotFoundError:
+        return []
 
 
 def requirements(package: str, extra: str | None = None) -> list[Requirement]:
     """What a package needs on this platform, or what one of its extras needs beyond that."""
-    parsed = [Requirement(text) for text in metadata.requires(package) or []]
+    parsed = [Requirement(text) for text in _required(package)]
     return [each for each in parsed if _applies(each, extra or "") and (not extra or not _applies(each, ""))]
+
+
+def _required(package: str) -> list[str]:
+    try:
+        return metadata.requires(package) or []
+    except metadata.PackageNotFoundError:
+        return []
 
 
 def _applies(requirement: Requirement, extra: str) -> bool:

@@ -11,12 +11,13 @@ import json
 import time
 import tomllib
 from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from distilled_classifier import HELD_OUT, class_names, pairs, predicted, pretrain_all
+from distilled_classifier import HELD_OUT, class_names, common_arguments, pretrain_all, read_predictions
 
 import headstock
 from headstock.data.labelled_texts import read_records
@@ -44,8 +45,11 @@ def main() -> None:
     used = {candidate["run"] for candidate in candidates.values()}
     used |= {recipe["pretrain"][name]["start"] for name in used if "start" in recipe["pretrain"][name]}
     needed = {name: sections for name, sections in recipe["pretrain"].items() if name in used}
-    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
-        runs = pretrain_all(needed, rows, Path("recipes"), options.out, options.device, pool)
+    processes = partial(ProcessPoolExecutor, mp_context=get_context("spawn"), max_tasks_per_child=1)
+    with processes(1) as first, processes(options.processes) as pool:
+        options.out.mkdir(parents=True, exist_ok=True)
+        pretrained = pretrain_all(needed, rows, Path("recipes"), options.out, options.device, first, beside=pool)
+        runs = {name: finished(*pretrained[name]) for name in needed}
         calls = {
             (name, seed): submit_folds(pool, runs, name, recipe["finetune"] | candidate, rows, seed, options)
             for name, candidate in candidates.items()
@@ -67,6 +71,11 @@ def main() -> None:
                 reference = correct if reference is None else reference
                 print(json.dumps(row), flush=True)
                 file.write(json.dumps(row) + "\n")
+
+
+def finished(run: Path, done: Future[None]) -> Path:
+    done.result()
+    return run
 
 
 def submit_folds(
@@ -97,18 +106,12 @@ def correct_rows(
     start, classes = time.monotonic(), class_names(train)
     headstock.finetune(
         run,
-        train=pairs(train),
-        test=held_out.display_texts,
         out=out,
         settings=settings | {"valid_fraction": HELD_OUT},
-        seed=seed,
-        device=device,
-        progress=False,
-        report=False,
-        overwrite=True,
+        **common_arguments(train, held_out, seed, device),
     )
     truth = np.array([classes.index(label) for label in held_out.labels or []])
-    return predicted(out, classes).argmax(1) == truth, time.monotonic() - start
+    return read_predictions(out, classes).argmax(1) == truth, time.monotonic() - start
 
 
 def collect(calls: list[tuple[np.ndarray, Future[Any]]], count: int) -> tuple[np.ndarray, float]:

@@ -1,33 +1,52 @@
-"""Makes one classifier from raw text and labelled rows: pretraining, teachers, and a student that learns from them.
+"""Makes one classifier from raw text and labelled rows: pretraining, teachers, and students that learn from them.
 
-    python benchmarks/distilled_classifier.py recipes/cls-books-record.toml --out runs/record [--seeds 0 1 2 3 4]
-    python benchmarks/distilled_classifier.py recipes/cls-books-record.toml --out runs/record --folds 5
+    python benchmarks/distilled_classifier.py recipes/cls-books-teachers.toml --out runs/teachers --seeds 0 1 2 3 4
+    python benchmarks/distilled_classifier.py recipes/cls-books-teachers.toml --out runs/teachers --folds 5
 
-Without --folds, teachers and student are trained on the rows of train and valid, and predict the test texts: the
-probabilities of each are in OUT/seed-S. With --folds, all that follows pretraining is cross-validated on these rows,
-and the test texts are not read: the accuracies are in OUT/folds.jsonl. OUT/results.json sums up what is there.
+With --seeds, teachers are trained on the rows of train and valid, and a student of each seed learns from all of them:
+their predictions of the test texts are in OUT/test. With --folds, teachers and a student are trained on the other rows
+of each fold, and predict those of the fold: OUT/folds.jsonl has the accuracies. The test texts play no part in it.
+Both can be given. OUT/results.json sums up what is there.
 """
 
 import argparse
 import json
-import statistics
 import tomllib
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 import headstock
 from headstock.data.labelled_texts import read_records
 from headstock.data.records import Records, join_records
 from headstock.experiments.arms.tfidf import TfidfClassifier
 from headstock.experiments.cross_validation import assign_folds
+from headstock.experiments.distil import cached_probabilities, closest_texts, normalize, text_records
 from headstock.experiments.ensemble_weights import combine
+from headstock.inference.pipeline import load
+from headstock.intervals import item_difference, item_interval
+from headstock.train.labelled_data import LabelledSplits
 
 HELD_OUT = 0.05  # of the training rows: TF-IDF selects its classifier on them
+TFIDF, TOGETHER, STUDENT = "tfidf", "together", "student"
+
+
+@dataclass
+class Split:
+    """Rows to train on and rows to predict; `numbers` are those of a fold's rows among all labelled ones."""
+
+    folder: Path
+    train: Records
+    held_out: Records
+    seeds: list[int]  # of the students
+    numbers: np.ndarray | None = None
+    teachers: dict[str, Future[None]] = field(default_factory=dict)
+    students: dict[int, Future[None]] = field(default_factory=dict)
 
 
 def main() -> None:
@@ -35,38 +54,71 @@ def main() -> None:
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--folds", type=int)
-    parser.add_argument("--seeds", type=int, nargs="*", default=[0])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[], help="of the students that predict the test texts")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--processes", type=int, default=1, help="runs at once")
+    parser.add_argument("--processes", type=int, default=1, help="fine-tunings at once")
     options = parser.parse_args()
     recipe = tomllib.loads(options.recipe.read_text(encoding="utf-8"))
     rows = join_records(*(read_records(recipe["data"][name]) for name in ("train", "valid")))
-    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
-        runs = pretrain_all(recipe["pretrain"], rows, options.recipe.parent, options.out, options.device, pool)
-        if options.folds:
-            cross_validate(recipe, runs, rows, options, pool)
-        else:
-            test = read_records(recipe["data"]["test"])
-            calls = [
-                pool.submit(train_all, recipe, runs, rows, test, options.out / f"seed-{seed}", options.device, seed)
-                for seed in options.seeds
-            ]
-            for call in calls:
-                call.result()
-    summary = summarize(recipe, options.out)
-    (options.out / "results.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    options.out.mkdir(parents=True, exist_ok=True)
+    splits = make_splits(recipe, rows, options)
+    # one process per run, so that its GPU memory is free afterwards
+    processes = partial(ProcessPoolExecutor, mp_context=get_context("spawn"), max_tasks_per_child=1)
+    with processes(1) as first, processes(options.processes) as pool:
+        runs = pretrain_all(
+            recipe["pretrain"], rows, options.recipe.parent, options.out, options.device, first, beside=pool
+        )
+        texts = write_pool(recipe, rows, options.out)
+        submit_teachers(recipe, runs, splits, texts, options, pool)
+        submit_students(recipe, splits, texts, options, pool)
+        folds = []
+        for split in splits:
+            write_predictions(split, recipe, options.device)
+            if split.numbers is not None:
+                folds.append(split)
+            summary = summarize(recipe, options.out, rows, folds)
+            (options.out / "results.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+
+
+def make_splits(recipe: dict[str, Any], rows: Records, options: argparse.Namespace) -> list[Split]:
+    splits = []
+    if options.seeds:
+        test = read_records(recipe["data"]["test"])
+        splits.append(Split(options.out / "test", rows, test, options.seeds))
+    if options.folds:
+        assert rows.labels is not None
+        folds = assign_folds(rows, options.folds, seed=0, strata=rows.labels)
+        for fold in range(options.folds):
+            train, held_out = (rows.select(np.flatnonzero(part).tolist()) for part in (folds != fold, folds == fold))
+            folder = options.out / f"fold-{fold}-of-{options.folds}"
+            splits.append(Split(folder, train, held_out, [0], np.flatnonzero(folds == fold)))
+    return splits
+
+
+# Pretraining
 
 
 def pretrain_all(
-    recipes: dict[str, Any], rows: Records, folder: Path, out: Path, device: str, pool: ProcessPoolExecutor
-) -> dict[str, Path]:
-    """The pretrained runs by name, in OUT; one after another, since two at once share the GPU and gain nothing."""
-    out.mkdir(parents=True, exist_ok=True)
+    recipes: dict[str, Any],
+    rows: Records,
+    folder: Path,
+    out: Path,
+    device: str,
+    pool: ProcessPoolExecutor,
+    *,
+    beside: ProcessPoolExecutor,
+) -> dict[str, tuple[Path, Future[None]]]:
+    """The pretrained runs by name, in OUT: one after another, since two at once share the GPU and gain nothing.
+
+    One with `beside` runs at the same time as the others: recurrent models leave most of a GPU idle.
+    """
     texts = out / "labelled-texts.jsonl"
     texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows.display_texts), encoding="utf-8")
+    runs = {}
     for name, sections in recipes.items():
-        pool.submit(pretrain, sections, folder, out, name, texts, device).result()
-    return {name: out / name for name in recipes}
+        executor = beside if sections.get("beside") else pool
+        runs[name] = (out / name, executor.submit(pretrain, sections, folder, out, name, texts, device))
+    return runs
 
 
 def pretrain(sections: dict[str, Any], folder: Path, out: Path, name: str, texts: Path, device: str) -> None:
@@ -94,118 +146,195 @@ def pretrain(sections: dict[str, Any], folder: Path, out: Path, name: str, texts
     )
 
 
-def cross_validate(
-    recipe: dict[str, Any], runs: dict[str, Path], rows: Records, options: argparse.Namespace, pool: ProcessPoolExecutor
+# Teachers and students
+
+
+def write_pool(recipe: dict[str, Any], rows: Records, out: Path) -> Path:
+    """A file with the unlabelled texts that are most like the labelled ones, from which the students learn."""
+    path = out / "pool.jsonl"
+    if not path.exists():
+        splits = LabelledSplits(rows, rows.select([]), None)
+        texts = closest_texts(splits, recipe["data"]["text"], recipe["student"]["rows"], seed=0)
+        lines = [json.dumps({"text": normalize(text)}) + "\n" for text in texts]
+        path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def submit_teachers(
+    recipe: dict[str, Any],
+    runs: dict[str, tuple[Path, Future[None]]],
+    splits: list[Split],
+    texts: Path,
+    options: argparse.Namespace,
+    pool: ProcessPoolExecutor,
 ) -> None:
-    """Print the accuracy of each model on the rows that it was not trained on, by fold and on average."""
-    assert rows.labels is not None
-    names = class_names(rows)
-    calls = []
-    for seed in options.seeds:
-        folds = assign_folds(rows, options.folds, seed=seed, strata=rows.labels)
-        for fold in range(options.folds):
-            train, held_out = (rows.select(np.flatnonzero(part).tolist()) for part in (folds != fold, folds == fold))
-            truth = np.array([names.index(label) for label in held_out.labels or []])
-            folder = options.out / f"folds-{options.folds}" / f"seed-{seed}" / str(fold)
-            call = pool.submit(train_all, recipe, runs, train, held_out, folder, options.device, seed)
-            calls.append((seed, fold, truth, call))
-    with (options.out / "folds.jsonl").open("w", encoding="utf-8") as file:
-        for seed, fold, truth, call in calls:
-            accuracies = {name: float((values.argmax(1) == truth).mean()) for name, values in call.result().items()}
-            line = json.dumps({"seed": seed, "fold": fold, "accuracies": accuracies})
-            print(line, file=file, flush=True)
-            print(line, flush=True)
+    """Train the teachers of each split as soon as their backbones are there."""
+    names = {done: name for name, (_, done) in runs.items()}
+    for done in as_completed(names):
+        done.result()
+        name, run = names[done], runs[names[done]][0]
+        for split in splits:
+            for teacher, model in recipe["teachers"]["models"].items():
+                is_fold = split.numbers is not None
+                if model["run"] == name and (is_fold or model.get("teacher", True)):
+                    own = {key: value for key, value in model.items() if key not in ("run", "teacher")}
+                    settings = recipe["teachers"]["finetune"] | own | ({"ensemble": 1} if is_fold else {})
+                    settings |= {"valid_fraction": HELD_OUT}
+                    arguments = (run, settings, split.train, split.held_out, split.folder / teacher, texts)
+                    split.teachers[teacher] = pool.submit(train_teacher, *arguments, options.device)
 
 
-def summarize(recipe: dict[str, Any], out: Path) -> dict[str, Any]:
-    """Steps, tokens and seconds of each run, and the mean accuracy of each model over the folds."""
-    summary: dict[str, Any] = {"pretraining": {name: run_summary(out / name) for name in recipe["pretrain"]}}
-    summary["seeds"] = {
-        folder.name.removeprefix("seed-"): {
-            run.name: run_summary(run) for run in sorted(folder.iterdir()) if (run / "results.json").exists()
-        }
-        for folder in sorted(out.glob("seed-*"))
-    }
-    if (out / "folds.jsonl").exists():
-        folds = [json.loads(line) for line in (out / "folds.jsonl").read_text(encoding="utf-8").splitlines()]
-        accuracies = {name: [fold["accuracies"][name] for fold in folds] for name in folds[0]["accuracies"]}
-        summary["cross_validation"] = {name: statistics.mean(values) for name, values in accuracies.items()}
-        summary["folds"] = [{key: fold[key] for key in ("seed", "fold")} for fold in folds]
-    return summary
+def train_teacher(
+    run: Path, settings: dict[str, Any], rows: Records, held_out: Records, out: Path, texts: Path, device: str
+) -> None:
+    """Fine-tune a teacher; its predictions of the unlabelled texts are kept in the cache for the students."""
+    if not (out / "results.json").exists():
+        headstock.finetune(
+            run, task="classify", out=out, settings=settings, **common_arguments(rows, held_out, 0, device)
+        )
+    pool = [json.loads(line)["text"] for line in texts.read_text(encoding="utf-8").splitlines()]
+    cached_probabilities(load(out, device=device), text_records(pool), class_names(rows))
 
 
-def run_summary(run: Path) -> dict[str, Any]:
-    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
-    return {key: results[key] for key in ("steps", "tokens", "seconds")}
+def submit_students(
+    recipe: dict[str, Any], splits: list[Split], texts: Path, options: argparse.Namespace, pool: ProcessPoolExecutor
+) -> None:
+    """Train the students of each split when its teachers are there."""
+    for split in splits:
+        for future in split.teachers.values():
+            future.result()
+        teachers = [split.folder / name for name in teacher_names(recipe)]
+        run = options.out / recipe["student"]["run"]
+        for seed in split.seeds:
+            arguments = (run, teachers, recipe, split.train, split.held_out, split.folder / f"{STUDENT}-{seed}")
+            split.students[seed] = pool.submit(train_student, *arguments, texts, seed, options.device)
+
+
+def train_student(
+    run: Path,
+    teachers: list[Path],
+    recipe: dict[str, Any],
+    rows: Records,
+    held_out: Records,
+    out: Path,
+    texts: Path,
+    seed: int,
+    device: str,
+) -> None:
+    if (out / "results.json").exists():
+        return
+    headstock.distil(
+        run,
+        teachers=teachers,
+        text=[texts],
+        tfidf=recipe["teachers"]["tfidf"],
+        equal_weights=True,
+        rows=recipe["student"]["rows"],
+        out=out,
+        settings=recipe["student"]["finetune"] | {"valid_fraction": HELD_OUT},
+        **common_arguments(rows, held_out, seed, device),
+    )
+
+
+def common_arguments(rows: Records, held_out: Records, seed: int, device: str) -> dict[str, Any]:
+    pairs = list(zip(rows.display_texts, rows.labels or [], strict=True))
+    common: dict[str, Any] = {"train": pairs, "test": held_out.display_texts, "seed": seed, "device": device}
+    return common | {"report": False, "progress": False, "overwrite": True}
+
+
+def tfidf_probabilities(rows: Records, held_out: Records) -> np.ndarray:
+    classes = class_names(rows)
+    numbers = np.array([classes.index(label) for label in rows.labels or []])
+    order = np.random.default_rng(0).permutation(len(numbers))
+    count = int(len(numbers) * HELD_OUT)
+    train, valid = order[count:], order[:count]
+    texts = [[rows.display_texts[index] for index in part] for part in (train, valid)]
+    model = TfidfClassifier(classes).fit(texts[0], numbers[train], texts[1], numbers[valid], seed=0)
+    return model.probabilities(held_out.display_texts)
+
+
+# Predictions and results
+
+
+def write_predictions(split: Split, recipe: dict[str, Any], device: str) -> None:
+    """NAME.jsonl in the split's folder: each model alone, the teachers together, and the students."""
+    classes = class_names(split.train)
+    predictions = {name: read_predictions(split.folder / name, classes) for name in split.teachers}
+    teachers = [predictions[name] for name in teacher_names(recipe)]
+    if recipe["teachers"]["tfidf"]:
+        predictions[TFIDF] = tfidf_probabilities(split.train, split.held_out)
+        teachers.append(predictions[TFIDF])
+    predictions[TOGETHER] = combine(teachers, np.full(len(teachers), 1 / len(teachers)))
+    for seed, future in split.students.items():
+        future.result()
+        predictions[f"{STUDENT}-{seed}"] = read_predictions(split.folder / f"{STUDENT}-{seed}", classes)
+    for name in split.teachers:
+        for number, member in enumerate(members(split.folder / name)):
+            predictions[f"{name}-{number}"] = load(member, device=device).probabilities(split.held_out.display_texts)
+    for name, values in predictions.items():
+        lines = [
+            {"label": classes[row.argmax()], "probabilities": dict(zip(classes, row.round(5).tolist(), strict=True))}
+            for row in values
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (split.folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+
+
+def members(run: Path) -> list[Path]:
+    """The models of an ensemble of seeds."""
+    return sorted((run / "members").iterdir()) if (run / "members").is_dir() else []
+
+
+def read_predictions(run: Path, classes: list[str]) -> np.ndarray:
+    return read_probabilities(run / "predictions.jsonl", classes)
+
+
+def read_probabilities(file: Path, classes: list[str]) -> np.ndarray:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return np.array([[json.loads(line)["probabilities"][name] for name in classes] for line in lines])
+
+
+def teacher_names(recipe: dict[str, Any]) -> list[str]:
+    return [name for name, model in recipe["teachers"]["models"].items() if model.get("teacher", True)]
 
 
 def class_names(rows: Records) -> list[str]:
     return sorted(set(rows.labels or []))
 
 
-def train_all(
-    recipe: dict[str, Any], runs: dict[str, Path], rows: Records, test: Records, folder: Path, device: str, seed: int
-) -> dict[str, np.ndarray]:
-    """Probabilities (N, C) of the test rows by every teacher, by all together and by the student."""
-    teachers, student = recipe["teachers"], recipe["student"]
-    common: dict[str, Any] = {"train": pairs(rows), "test": test.display_texts, "seed": seed, "device": device}
-    common |= {"report": False, "progress": False, "overwrite": True}
-    members: dict[str, np.ndarray] = {}
-    for name, model in teachers["models"].items():
-        own = {key: value for key, value in model.items() if key != "run"}
-        settings = teachers["finetune"] | own | {"valid_fraction": HELD_OUT}
-        out = folder / f"teacher-{name}"
-        headstock.finetune(runs[model["run"]], task="classify", out=out, settings=settings, **common)
-        members[name] = predicted(out, class_names(rows))
-        torch.cuda.empty_cache()  # for the other processes
-    if teachers["tfidf"]:
-        members["tfidf"] = tfidf_probabilities(rows, test, seed=seed)
-    members["together"] = combine(list(members.values()), np.full(len(members), 1 / len(members)))
-    settings = student["finetune"] | {"valid_fraction": HELD_OUT}
-    headstock.distil(
-        runs[student["run"]],
-        teachers=[folder / f"teacher-{name}" for name in teachers["models"]],
-        text=recipe["data"]["text"],
-        tfidf=teachers["tfidf"],
-        equal_weights=True,
-        rows=student["rows"],
-        out=folder / "student",
-        settings=settings,
-        **common,
-    )
-    members["student"] = predicted(folder / "student", class_names(rows))
-    torch.cuda.empty_cache()
-    for name, values in members.items():
-        write_predictions(folder / f"{name}.jsonl", values, class_names(rows))
-    return members
-
-
-def write_predictions(path: Path, probabilities: np.ndarray, classes: list[str]) -> None:
-    predictions = [
-        {"label": classes[row.argmax()], "probabilities": dict(zip(classes, row.round(5).tolist(), strict=True))}
-        for row in probabilities
-    ]
-    path.write_text("".join(json.dumps(prediction) + "\n" for prediction in predictions), encoding="utf-8")
-
-
-def pairs(rows: Records) -> list[tuple[str, str]]:
-    return list(zip(rows.display_texts, rows.labels or [], strict=True))
-
-
-def predicted(run: Path, classes: list[str]) -> np.ndarray:
-    lines = (run / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
-    return np.array([[json.loads(line)["probabilities"][name] for name in classes] for line in lines])
-
-
-def tfidf_probabilities(rows: Records, test: Records, *, seed: int) -> np.ndarray:
+def summarize(recipe: dict[str, Any], out: Path, rows: Records, folds: list[Split]) -> dict[str, Any]:
+    """Steps, tokens and seconds of each run, and each model's accuracy over all folds, with intervals over rows."""
+    summary: dict[str, Any] = {"pretraining": {name: run_summary(out / name) for name in recipe["pretrain"]}}
+    summary["test"] = {path.parent.name: run_summary(path.parent) for path in sorted(out.glob("test/*/results.json"))}
+    if not folds:
+        return summary
     classes = class_names(rows)
-    numbers = np.array([classes.index(label) for label in rows.labels or []])
-    order = np.random.default_rng(seed).permutation(len(numbers))
-    count = int(len(numbers) * HELD_OUT)
-    train, valid = order[count:], order[:count]
-    texts = [[rows.display_texts[index] for index in part] for part in (train, valid)]
-    model = TfidfClassifier(classes).fit(texts[0], numbers[train], texts[1], numbers[valid], seed=seed)
-    return model.probabilities(test.display_texts)
+    truth = np.array([classes.index(label) for label in rows.labels or []])
+    numbers = np.concatenate([split.numbers for split in folds if split.numbers is not None])
+    correct = {}
+    for name in [*folds[0].teachers, TFIDF, TOGETHER, f"{STUDENT}-0"]:
+        values = np.concatenate([read_probabilities(split.folder / f"{name}.jsonl", classes) for split in folds])
+        correct[name] = (values.argmax(1) == truth[numbers]).astype(float)
+    summary["cross_validation"] = {
+        "rows": len(numbers),
+        "accuracy": {name: item_interval(part)._asdict() for name, part in correct.items()},
+        "student_minus": {
+            name: item_difference(correct[f"{STUDENT}-0"], part)._asdict()
+            for name, part in correct.items()
+            if name != f"{STUDENT}-0"
+        },
+        "folds": {
+            split.folder.name: {name: run_summary(split.folder / name) for name in split.teachers} for split in folds
+        },
+    }
+    return summary
+
+
+def run_summary(run: Path) -> dict[str, Any]:
+    if not (run / "results.json").exists():
+        return {}
+    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    return {key: results[key] for key in ("steps", "tokens", "seconds")}
 
 
 if __name__ == "__main__":

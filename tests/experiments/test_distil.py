@@ -88,6 +88,27 @@ def test_the_command_distils_and_reports(files, tmp_path):
     assert RunFolder(tmp_path / "student").report.is_file()
 
 
+def test_teachers_predict_a_text_once(files, tmp_path, monkeypatch):
+    """Students after the first take the probabilities of the same teachers for the same texts from the cache."""
+    folder, pool, paths = files
+    common = {"teachers": [folder / "teacher-0"], "train": paths["few"], "valid": paths["valid"], "tfidf": False}
+    first = distil(
+        folder / "backbone", text=pool, rows=100, out=tmp_path / "0", settings=STUDENT | {"epochs": 1}, **common
+    )
+
+    def predict(*_):
+        raise AssertionError("a teacher predicted again")
+
+    monkeypatch.setattr("headstock.experiments.distil.class_probabilities", predict)
+    settings = STUDENT | {"epochs": 1, "seed": 1, "data.valid_fraction": 0.2}
+    second = distil(folder / "backbone", text=pool, rows=100, out=tmp_path / "1", settings=settings, **common)
+    assert second["distillation"] == first["distillation"]
+    other = common | {"teachers": [folder / "teacher-1"]}
+    for changed in ({"text": pool, "rows": 99, **common}, {"text": pool, "rows": 100, **other}):
+        with pytest.raises(AssertionError, match="predicted again"):
+            distil(folder / "backbone", out=tmp_path / "2", settings=STUDENT, **changed)
+
+
 def test_problems_are_named(files, tmp_path):
     folder, pool, paths = files
     common = {"text": pool, "train": paths["few"], "valid": paths["valid"], "out": tmp_path / "out"}

@@ -22,7 +22,7 @@ from headstock.experiments.arms.tfidf import TfidfClassifier
 from headstock.experiments.ensemble import Ensemble, check_members, class_probabilities, is_ensemble, load_ensemble
 from headstock.experiments.ensemble_weights import accuracy, combine, fit_weights
 from headstock.inference.pipeline import Pipeline, load
-from headstock.io import cache_folder, fingerprint, write_text
+from headstock.io import atomic_file, cache_folder, fingerprint, write_text
 from headstock.tasks.soft_labels import PROBABILITIES
 from headstock.train.callbacks import Callback
 from headstock.train.finetune import finetune
@@ -99,9 +99,9 @@ def distil(
     models: dict[str, Pipeline | TfidfClassifier] = {**(together.classifiers if together else pipelines)}
     if tfidf and not together:
         models[TFIDF] = fit_tfidf(classes, splits, seed=seed)
-    texts = Records("text", list(range(len(pool))), {"text": pool})
+    texts = text_records(pool)
     combined = [
-        Teacher(name, *(class_probabilities(model, rows, classes) for rows in (splits.valid, texts)))
+        Teacher(name, *(cached_probabilities(model, rows, classes) for rows in (splits.valid, texts)))
         for name, model in models.items()
     ]
     del models, pipelines
@@ -186,6 +186,26 @@ def normalize(text: str) -> str:
 
 
 # Teachers
+
+
+def cached_probabilities(model: Pipeline | TfidfClassifier, rows: Records, classes: Sequence[str]) -> np.ndarray:
+    """(N, C) in the order of `classes`; those of a run are kept in the cache, for students with the same teacher."""
+    if isinstance(model, TfidfClassifier):
+        return class_probabilities(model, rows, classes)
+    runs = model.run.model_runs()
+    if any(run.weights_file.name not in run.manifest() for run in runs):  # of an earlier version
+        return class_probabilities(model, rows, classes)
+    key = fingerprint([[run.manifest() for run in runs], rows.display_texts, list(classes)])
+    path = mark_used(cache_folder() / "distil" / f"{key}.npy")
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as file, file.open("wb") as stream:
+            np.save(stream, class_probabilities(model, rows, classes), allow_pickle=False)
+    return np.load(path, allow_pickle=False)
+
+
+def text_records(texts: Sequence[str]) -> Records:
+    return Records("text", list(range(len(texts))), {"text": list(texts)})
 
 
 def fit_tfidf(classes: Sequence[str], splits: LabelledSplits, *, seed: int) -> TfidfClassifier:

@@ -120,7 +120,7 @@ def is_run_copy(path: Path) -> bool:
 
 
 def is_hashed_file(path: Path) -> bool:
-    return path.is_file() and _is_hash(path.stem, 64) and path.suffix in (".txt", ".jsonl")
+    return path.is_file() and _is_hash(path.stem, 64) and path.suffix in (".txt", ".jsonl", ".npy")
 
 
 def is_inductor_cache(path: Path) -> bool:
@@ -138,7 +138,7 @@ KINDS = {
         CacheKind("search", "indexes of `headstock search`", "*", is_search_index),
         CacheKind("stdin", "corpora read from standard input: to resume their runs", "*", is_hashed_file),
         CacheKind("memory", "rows given in Python: to resume their runs", "*", is_hashed_file),
-        CacheKind("distil", "labelled rows of `headstock distil`: to resume its runs", "*", is_hashed_file),
+        CacheKind("distil", "labelled rows of `headstock distil` and the probabilities of its teachers: to resume its runs", "*", is_hashed_file),
         CacheKind("ray", "copies of runs for trials on Ray", "*", is_run_copy),
         CacheKind("compiled", "kernels of torch.compile", ".", is_inductor_cache),
     )

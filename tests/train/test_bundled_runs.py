@@ -13,14 +13,17 @@ from headstock.train.resolve import resolve_finetune_config, resolve_with_data
 from headstock.train.run_folder import BUNDLED_RUNS, RunFolder, bundled_run_names, open_run
 
 
+SIZES = {"general-en": 40_000_000, "reviews-en": 20_000_000}  # bytes at most
+
+
 @pytest.mark.parametrize("name", bundled_run_names())
 def test_bundled_runs_are_small_and_complete(name):
     run = open_run(name)
     assert str(run) == name
-    assert sum(file.stat().st_size for file in run.path.iterdir()) < 10_000_000
-    assert run.results()["parameters"]["total"] <= 5_000_000
+    assert sum(file.stat().st_size for file in run.path.iterdir()) < SIZES[name]
     assert {tensor.dtype for tensor in run.weights().values()} == {torch.float16}
     assert run.data()["tokenizer"] == run.tokenizer().fingerprint
+    assert "samples" not in run.results()  # excerpts of the text, whose licence may forbid copies
     text = "".join(file.read_text() for file in run.path.iterdir() if file.suffix in (".json", ".md"))
     assert "/tmp" not in text and "/home" not in text  # no local paths
     assert all(corpus.startswith("catalog:") for corpus in run.config()["data"]["corpus"])
@@ -37,6 +40,13 @@ def test_reviews_en_fills_masks_sensibly():
         scores = pipeline.model.heads["token"](hidden[0, ids.index(tokenizer.mask)])
     candidates = [tokenizer.decode([number]).strip() for number in scores.topk(5).indices.tolist()]
     assert {"movie", "film"} <= set(candidates)
+
+
+def test_general_en_knows_more_than_films():
+    texts = ["Paris is the [MASK] of France.", "The king was [MASK] by his son.", "The acting in this [MASK] is poor."]
+    expected = ["capital", "succeeded", "film"]
+    for filled, word in zip(headstock.load("general-en", device="cpu").fill(texts), expected, strict=True):
+        assert word.strip() in [candidate.token.strip() for candidate in filled.fills[0]]
 
 
 def test_similar_names_are_suggested_and_folders_win(tmp_path, monkeypatch):

@@ -19,12 +19,13 @@ COPIED = ("config.json", "data.json", "tokenizer.json")
 
 
 def pack(run: RunFolder, folder: Path) -> None:
-    """Copy a finished run with its weights in half precision, without checkpoints and metrics."""
+    """Copy a finished run with its weights in half precision, without checkpoints, metrics and excerpts of the text."""
     with atomic_folder(folder) as new:
         for name in COPIED:
             shutil.copyfile(run.path / name, new / name)
         packed = RunFolder(new)
-        packed.write_results(run.results() | {"run": folder.name})
+        results = run.results() | {"run": folder.name}
+        packed.write_results({name: value for name, value in results.items() if name != "samples"})
         weights = run.weights()
         packed.save_weights({name: t.to(torch.float16) if t.is_floating_point() else t for name, t in weights.items()})
         packed.add_to_manifest(*COPIED)

@@ -341,7 +341,7 @@ class Pretraining(SweepKind):
             path = Path(settings.file) if settings.file else self.folder / "tokenizers" / f"{key[:16]}.json"
             if not settings.file and not path.is_file():
                 size = f"{settings.vocabulary:,}"
-                logger.info("training a %s tokenizer with at most %s entries", settings.kind, size)
+                logger.info("training a %s tokenizer of at most %s entries", settings.kind, size)
                 train_tokenizer(text[0].sample_texts(), settings).save(path)
             self.tokenizers[key] = open_tokenizer(path), path
         return self.tokenizers[key]

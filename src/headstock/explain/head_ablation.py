@@ -299,7 +299,7 @@ def ranked_tables(facts: AblationFacts, method: AblationMethod) -> list[doc.Docu
         "95% interval": ("text", lambda effect: f"{effect.low:+.4f} to {effect.high:+.4f}"),
     }
     if effects[0].accuracy is not None:
-        columns["accuracy"] = ("text", lambda effect: f"{100 * effect.accuracy:+.2f}%")
+        columns["accuracy, points"] = ("text", lambda effect: f"{100 * effect.accuracy:+.2f}")
     caption = f"Layer and head, and what changes when the head is {METHODS[method]}. Intervals resample batches."
     title = f"Heads by {method} ablation"
     return [

@@ -12,7 +12,6 @@ from headstock.train.bundled_runs import pack
 from headstock.train.resolve import resolve_finetune_config, resolve_with_data
 from headstock.train.run_folder import BUNDLED_RUNS, RunFolder, bundled_run_names, open_run
 
-
 SIZES = {"general-en": 40_000_000, "reviews-en": 20_000_000}  # bytes at most
 
 

@@ -138,7 +138,12 @@ KINDS = {
         CacheKind("search", "indexes of `headstock search`", "*", is_search_index),
         CacheKind("stdin", "corpora read from standard input: to resume their runs", "*", is_hashed_file),
         CacheKind("memory", "rows given in Python: to resume their runs", "*", is_hashed_file),
-        CacheKind("distil", "labelled rows of `headstock distil` and the probabilities of its teachers: to resume its runs", "*", is_hashed_file),
+        CacheKind(
+            "distil",
+            "labelled rows of `headstock distil` and the probabilities of its teachers: to resume its runs",
+            "*",
+            is_hashed_file,
+        ),
         CacheKind("ray", "copies of runs for trials on Ray", "*", is_run_copy),
         CacheKind("compiled", "kernels of torch.compile", ".", is_inductor_cache),
     )

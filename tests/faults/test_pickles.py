@@ -193,6 +193,7 @@ KNOWN = {
     "interop/imported_run.py": {"torch.load("},  # weights only
     "interop/lab.py": {"torch.load("},  # in a hint
     "inference/search.py": {"np.load("},  # refuses objects, numpy's default
+    "experiments/distil.py": {"np.load("},  # likewise
     "data/ray_store.py": {"pickle.loads("},  # what our own processes send each other through Ray
     "experiments/ray_trials.py": {"pickle.loads("},
     "__init__.py": {"import_module("},  # names in the package

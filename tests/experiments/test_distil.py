@@ -116,6 +116,8 @@ def test_problems_are_named(files, tmp_path):
         distil(folder / "backbone", teachers=[folder / "backbone"], **common)
     with pytest.raises(UserError, match="--teacher"):
         distil(folder / "backbone", teachers=[], **common)
+    with pytest.raises(UserError, match="missing: no such run"):
+        distil(tmp_path / "missing", teachers=[folder / "teacher-0"], **common)
     other = write(tmp_path / "other.jsonl", [(text, label.upper()) for text, label in sentences(20, 6)])
     settings = {"epochs": 1, "least_steps": 0}
     headstock.finetune(folder / "backbone", train=other, out=tmp_path / "other", settings=settings)

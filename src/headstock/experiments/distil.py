@@ -28,7 +28,7 @@ from headstock.train.callbacks import Callback
 from headstock.train.finetune import finetune
 from headstock.train.labelled_data import LabelledSplits, read_splits
 from headstock.train.resolve import labelled_task
-from headstock.train.run_folder import RunFolder
+from headstock.train.run_folder import RunFolder, open_run
 from headstock.train.settings import LabelledSettings
 
 logger = logging.getLogger(__name__)
@@ -77,6 +77,7 @@ def distil(
     """
     if not teachers:
         raise UserError("no teachers: name at least one fine-tuned classifier with --teacher")
+    open_run(student)  # an error before the teachers predict
     together = open_ensemble(teachers, device=device)
     if together and equal_weights:
         raise UserError("--equal-weights: an ensemble has weights of its own; name its members as teachers instead")

@@ -176,8 +176,8 @@ def submit_teachers(
         for split in splits:
             for teacher, model in recipe["teachers"]["models"].items():
                 is_fold = split.numbers is not None
-                if model["run"] == name and (is_fold or model.get("teacher", True)):
-                    own = {key: value for key, value in model.items() if key not in ("run", "teacher")}
+                if model["run"] == name:
+                    own = {key: value for key, value in model.items() if key != "run"}
                     settings = recipe["teachers"]["finetune"] | own | ({"ensemble": 1} if is_fold else {})
                     settings |= {"valid_fraction": HELD_OUT}
                     arguments = (run, settings, split.train, split.held_out, split.folder / teacher, texts)
@@ -295,7 +295,7 @@ def read_probabilities(file: Path, classes: list[str]) -> np.ndarray:
 
 
 def teacher_names(recipe: dict[str, Any]) -> list[str]:
-    return [name for name, model in recipe["teachers"]["models"].items() if model.get("teacher", True)]
+    return list(recipe["teachers"]["models"])
 
 
 def class_names(rows: Records) -> list[str]:

@@ -1,13 +1,15 @@
-"""Compares pretraining and fine-tuning settings for CLS-books by cross-validation on its labelled rows.
+"""Compares fine-tuning settings for CLS-books by cross-validation on its labelled rows.
 
-    python benchmarks/cls_books.py --out runs/search [--candidates plain r-drop] [--seeds 0 1 2 3 4] [--processes 4]
+    python benchmarks/cls_books.py --out runs/search [--candidates plain r-drop] [--repeats 2] [--processes 4]
 
-The candidates are in benchmarks/cls_books.toml. Results are appended to OUT/results.jsonl, one line per candidate, with
-the difference from the first one. The test texts are not read.
+The candidates are in benchmarks/cls_books.toml. Each of the five folds has a seed of its own, and another one in every
+repeat. Results are appended to OUT/results.jsonl, one line per candidate: the accuracy of each fold, their mean, and
+the difference from the first candidate, paired by fold, with corrected 95% intervals. The test texts are not read.
 """
 
 import argparse
 import json
+import shutil
 import time
 import tomllib
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -23,7 +25,8 @@ import headstock
 from headstock.data.labelled_texts import read_records
 from headstock.data.records import Records, join_records
 from headstock.experiments.cross_validation import assign_folds
-from headstock.intervals import difference, interval
+from headstock.experiments.trial_evaluation import t_interval
+from headstock.intervals import Interval
 
 RECIPE = Path(__file__).with_suffix(".toml")
 
@@ -33,7 +36,7 @@ def main() -> None:
     parser.add_argument("--recipe", type=Path, default=RECIPE)
     parser.add_argument("--candidates", nargs="*", help="default: all")
     parser.add_argument("--folds", type=int, default=5)
-    parser.add_argument("--seeds", type=int, nargs="*", default=[0])
+    parser.add_argument("--repeats", type=int, default=1, help="each with other folds and seeds")
     parser.add_argument("--processes", type=int, default=4, help="fine-tunings at once")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
@@ -50,27 +53,33 @@ def main() -> None:
         options.out.mkdir(parents=True, exist_ok=True)
         pretrained = pretrain_all(needed, rows, Path("recipes"), options.out, options.device, first, beside=pool)
         runs = {name: finished(*pretrained[name]) for name in needed}
+        overlap = 1 / (options.folds - 1)  # of the rows that score a model over those that train it
         calls = {
-            (name, seed): submit_folds(pool, runs, name, recipe["finetune"] | candidate, rows, seed, options)
+            (name, repeat): submit_folds(pool, runs, name, recipe["finetune"] | candidate, rows, repeat, options)
             for name, candidate in candidates.items()
-            for seed in options.seeds
+            for repeat in range(options.repeats)
         }
         reference: np.ndarray | None = None
         with (options.out / "results.jsonl").open("a", encoding="utf-8") as file:
             for name, candidate in candidates.items():
                 try:
-                    done = [collect(calls[name, seed], len(rows)) for seed in options.seeds]
+                    done = [call.result() for repeat in range(options.repeats) for call in calls[name, repeat]]
                 except Exception as error:
                     print(json.dumps({"candidate": name, "error": repr(error)[:300]}), flush=True)
                     continue
-                correct, seconds = np.stack([part[0] for part in done]), sum(part[1] for part in done)
-                row = {"candidate": name, **candidate, "seeds": len(options.seeds), "folds": options.folds}
-                row |= {"accuracy": interval(correct)._asdict(), "seconds": round(seconds, 1)}
+                scores = np.array([score for score, _ in done])  # (repeats x folds,)
+                row = {"candidate": name, **candidate, "accuracy": scores.round(5).tolist()}
+                row |= {"mean": rounded(t_interval(scores.tolist(), overlap=overlap))}
                 if reference is not None:
-                    row["difference"] = difference(correct, reference)._asdict()
-                reference = correct if reference is None else reference
+                    row["difference"] = rounded(t_interval((scores - reference).tolist(), overlap=overlap))
+                reference = scores if reference is None else reference
+                row["seconds"] = round(sum(seconds for _, seconds in done), 1)
                 print(json.dumps(row), flush=True)
                 file.write(json.dumps(row) + "\n")
+
+
+def rounded(interval: Interval) -> list[float | None]:
+    return [None if value is None else round(value, 5) for value in interval]
 
 
 def finished(run: Path, done: Future[None]) -> Path:
@@ -84,42 +93,33 @@ def submit_folds(
     name: str,
     candidate: dict[str, Any],
     rows: Records,
-    seed: int,
+    repeat: int,
     options: argparse.Namespace,
-) -> list[tuple[np.ndarray, Future[Any]]]:
-    """For each fold the numbers of its rows, and the call that trains on the others."""
+) -> list[Future[tuple[float, float]]]:
+    """For each fold the call that trains on the rows of the others."""
     assert rows.labels is not None
-    folds, calls = assign_folds(rows, options.folds, seed=seed, strata=rows.labels), []
+    folds, calls = assign_folds(rows, options.folds, seed=repeat, strata=rows.labels), []
     run = runs[candidate.pop("run")]
     for fold in range(options.folds):
-        out = options.out / name / f"{seed}-{fold}"
+        out, seed = options.out / name / f"{repeat}-{fold}", repeat * options.folds + fold
         train, held_out = (rows.select(np.flatnonzero(part).tolist()) for part in (folds != fold, folds == fold))
-        call = pool.submit(correct_rows, run, candidate, train, held_out, out, seed, options.device)
-        calls.append((np.flatnonzero(folds == fold), call))
+        calls.append(pool.submit(accuracy, run, candidate, train, held_out, out, seed, options.device))
     return calls
 
 
-def correct_rows(
+def accuracy(
     run: Path, settings: dict[str, Any], train: Records, held_out: Records, out: Path, seed: int, device: str
-) -> tuple[np.ndarray, float]:
-    """(N,) whether each held-out row is classified correctly by a model that is trained on the others; seconds."""
+) -> tuple[float, float]:
+    """The accuracy on the held-out rows of a model that is trained on the others; seconds."""
     start, classes = time.monotonic(), class_names(train)
-    headstock.finetune(
-        run,
-        out=out,
-        settings=settings | {"valid_fraction": HELD_OUT},
-        **common_arguments(train, held_out, seed, device),
-    )
+    if not (out / "results.json").exists():
+        settings = settings | {"valid_fraction": HELD_OUT}
+        headstock.finetune(run, out=out, settings=settings, **common_arguments(train, held_out, seed, device))
+        for folder in (out / "checkpoints", out / "adapted"):
+            shutil.rmtree(folder, ignore_errors=True)  # a hundred of them would fill a disk
+        (out / "model.safetensors").unlink()
     truth = np.array([classes.index(label) for label in held_out.labels or []])
-    return read_predictions(out, classes).argmax(1) == truth, time.monotonic() - start
-
-
-def collect(calls: list[tuple[np.ndarray, Future[Any]]], count: int) -> tuple[np.ndarray, float]:
-    correct, total = np.zeros(count), 0.0
-    for numbers, call in calls:
-        correct[numbers], seconds = call.result()
-        total += seconds
-    return correct, total
+    return float((read_predictions(out, classes).argmax(1) == truth).mean()), time.monotonic() - start
 
 
 if __name__ == "__main__":

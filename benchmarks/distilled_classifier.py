@@ -11,6 +11,7 @@ Both can be given. OUT/results.json sums up what is there.
 
 import argparse
 import json
+import shutil
 import tomllib
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -192,6 +193,7 @@ def train_teacher(
         headstock.finetune(
             run, task="classify", out=out, settings=settings, **common_arguments(rows, held_out, 0, device)
         )
+        remove_checkpoints(out)
     pool = [json.loads(line)["text"] for line in texts.read_text(encoding="utf-8").splitlines()]
     cached_probabilities(load(out, device=device), text_records(pool), class_names(rows))
 
@@ -234,6 +236,13 @@ def train_student(
         settings=recipe["student"]["finetune"] | {"valid_fraction": HELD_OUT},
         **common_arguments(rows, held_out, seed, device),
     )
+    remove_checkpoints(out)
+
+
+def remove_checkpoints(run: Path) -> None:
+    """A hundred runs with the states of their optimizers would fill a disk."""
+    for folder in (run, *members(run)):
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
 def common_arguments(rows: Records, held_out: Records, seed: int, device: str) -> dict[str, Any]:

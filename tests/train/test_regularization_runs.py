@@ -34,7 +34,8 @@ EVERYTHING = {
 def sources(stock, corpus, tmp_path_factory):
     """A causal, a masked and a hybrid run."""
     folder, runs = tmp_path_factory.mktemp("sources"), {"causal": stock}
-    for name, further in {"masked": {"tied": False, "fraction_start": 0.5}, "hybrid": {"transform": True}}.items():
+    masked = {"tied": False, "fraction_start": 0.5, "compile": False}
+    for name, further in {"masked": masked, "hybrid": {"transform": True}}.items():
         runs[name] = folder / name
         headstock.pretrain(corpus, out=runs[name], objective=name, settings=TINY | {"steps": 4} | further)
     return runs
@@ -134,6 +135,7 @@ def test_adapted_weights_are_averaged_with_the_sources(sources, tune, tmp_path):
     name = "backbone.tokens.weight"
     assert (adapted[name] - source[name]).abs().max() > 1e-3
     tree = run.adapted.config()
+    assert tree["train"]["compile"] == "auto"  # not the source's: a few steps are not worth compiling for
     assert tree["task"]["fraction"] == 0.3 and tree["task"]["fraction_start"] is None
     assert tree["data"]["corpus"] == [str(run.path / "adapt.jsonl"), str(text)]
     assert len((run.path / "adapt.jsonl").read_text().splitlines()) == 60

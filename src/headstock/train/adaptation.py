@@ -50,6 +50,7 @@ def adapt(
             "train.steps": steps,
             "train.lr": transfer.adapt_lr or source_config["train"]["lr"] / 3,
             "train.seed": run_config.train.seed,
+            "train.compile": "auto",  # the source's run was long enough to compile for
             "train.tensorboard": False,
             "train.track": "none",
             "data.documents": "line",

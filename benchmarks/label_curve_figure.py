@@ -1,0 +1,52 @@
+"""Draws docs/figures/label-curves.svg from the committed results of recipes/labels-*.toml."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from headstock.report.theme import arm_styles, make_figure, svg_of
+
+QUOTES, SST2 = "labels-rotten-tomatoes", "labels-sst2"
+PANELS: dict[str, dict[str, list[tuple[str, str]]]] = {  # by panel and line: results and the arm's name in them
+    "quotes of critics (Rotten Tomatoes)": {
+        "own model, fine-tuned": [(QUOTES, "pretrained reviews-hybrid-en")],
+        "own model, SetFit": [(f"{QUOTES}-setfit", "setfit")],
+        "MiniLM, SetFit": [(f"{QUOTES}-minilm", "setfit")],
+        "TF-IDF": [(f"{QUOTES}-minilm", "tfidf")],
+    },
+    "film sentences (SST-2)": {
+        "own model, fine-tuned": [(SST2, "pretrained")],
+        "TF-IDF": [(SST2, "tfidf")],
+    },
+}
+KINDS = {
+    "own model, fine-tuned": "pretrained",
+    "own model, SetFit": "setfit",
+    "MiniLM, SetFit": "lora",
+    "TF-IDF": "tfidf",
+}
+
+
+def read_summary(name: str) -> list[dict[str, Any]]:
+    return json.loads(Path("recipes/results", name, "results.json").read_text())["summary"]
+
+
+def draw(figure: Any) -> None:
+    styles = arm_styles([{"name": name, "kind": kind} for name, kind in KINDS.items()])
+    for axes, (title, lines) in zip(figure.subplots(1, 2, sharey=True), PANELS.items(), strict=True):
+        for label, sources in lines.items():
+            rows = [row for name, arm in sources for row in read_summary(name) if row["arm"] == arm]
+            counts, style = [row["labels"] for row in rows], styles[label]
+            axes.plot(counts, [100 * row["score"] for row in rows], label=label, **style.line)
+            low, high = ([100 * row[side] for row in rows] for side in ("low", "high"))
+            axes.fill_between(counts, low, high, color=style.colour, alpha=0.15, linewidth=0)
+        axes.set(xscale="log", xlabel="labels", xticks=[50, 100, 200, 400, 800, 1600])
+        axes.set_xticks([], minor=True)
+        axes.set_xticklabels(["50", "100", "200", "400", "800", "1,600"])
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.legend(loc="lower right", fontsize=9)
+    figure.axes[0].set_ylabel("accuracy (%), 95% intervals")
+
+
+if __name__ == "__main__":
+    Path("docs/figures/label-curves.svg").write_text(svg_of(make_figure(draw, 760, 340)), encoding="utf-8")

@@ -25,7 +25,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "lm_loss=0.3": {"lm_loss": 0.3},
     "r_drop=1": {"r_drop": 1.0},
     "reinit_layers=1": {"reinit_layers": 1},
+    "layer_decay=0.8": {"layer_decay": 0.8},
+    "unfreeze=0.25": {"unfreeze": 0.25},
+    "ema=0.9": {"ema": 0.9},
+    "label_smoothing=0.1": {"label_smoothing": 0.1},
+    "pool=concat": {"pool": "concat"},
     "adapt_steps=10": {"adapt_steps": 10, "adapt_text": ["{data}/corpus.txt"]},
+    "adapt_average=0.5": {"adapt_steps": 10, "adapt_text": ["{data}/corpus.txt"], "adapt_average": 0.5},
 }
 
 
@@ -33,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare settings that regularize or adapt.")
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     train = pd.read_csv(options.data / "train.csv").sample(400, random_state=0)

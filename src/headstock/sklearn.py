@@ -226,7 +226,7 @@ class TextClassifier(ClassifierMixin, FinetunedEstimator):
         check_consistent_length(texts, labels)
         for index, label in enumerate(labels if labels.dtype == object else ()):
             if label is None or label != label:  # NaN differs from itself
-                raise ValueError(f"y[{index}] is {describe_value(label)}, expected a class")
+                raise ValueError(f"y[{index}] is {describe_value(label)}, expected a class; drop such rows first")
         check_classification_targets(labels)
         classes, numbers = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
@@ -259,7 +259,11 @@ class TextRegressor(RegressorMixin, FinetunedEstimator):
     def fit(self, X: Any, y: Any) -> Self:
         """Fine-tune the run on texts and numbers."""
         texts = check_texts(X)
-        values = np.asarray(check_target(self, y), dtype=np.float64)
+        try:
+            values = np.asarray(check_target(self, y), dtype=np.float64)
+        except ValueError as error:
+            hint = "; TextClassifier predicts classes" if "could not convert string" in str(error) else ""
+            raise ValueError(f"{error}{hint}") from None
         check_consistent_length(texts, values)
         if not np.isfinite(values).all():
             raise ValueError("y contains NaN or infinity, expected finite numbers")

@@ -76,6 +76,8 @@ def test_a_wrong_name_has_a_hint(tmp_path):
     ):
         with pytest.raises(UserError, match=rf"{function.__name__}: unknown keyword '{wrong}'; did you mean '{right}'"):
             function(**({} if function is headstock.lr_find else {"out": tmp_path / "run"}), **{wrong: 1})
+    with pytest.raises(UserError, match=r"unknown keyword 'set' \(settings are keywords: lr=3e-4\)"):
+        headstock.finetune("reviews-en", train=[("a", "x"), ("b", "y")], out=tmp_path / "run", set={"lr": 1e-4})  # type: ignore[call-arg]
     with pytest.raises(UserError, match="epochs: must be float or nothing, not 'three'"):
         headstock.finetune("reviews-en", train=[("a", "x"), ("b", "y")], out=tmp_path / "run", epochs="three")  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()

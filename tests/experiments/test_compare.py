@@ -239,6 +239,9 @@ def test_the_title_names_each_run_once():
     arms = [Arm("x", "frozen", RunFolder(Path(path))) for path in ("runs/a", "runs/b", "runs/a")]
     assert title_of(context, [*arms, Arm("tfidf", "tfidf")]) == "a, b on train.csv"
     assert title_of(context, [Arm("tfidf", "tfidf")]) == "TF-IDF on train.csv"
+    rows = Records(f"cache/memory/{'0a' * 32}.jsonl", [], {})
+    memory = SimpleNamespace(splits=SimpleNamespace(train=rows))
+    assert title_of(memory, [Arm("tfidf", "tfidf")]) == "TF-IDF on data in memory"
 
 
 def test_saved_runs_give_the_same_predictions(done, files):

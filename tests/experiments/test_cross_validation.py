@@ -13,6 +13,7 @@ from scipy import stats
 import headstock
 from headstock.data.records import Records
 from headstock.errors import UserError
+from headstock.experiments import sweep as sweep_module
 from headstock.experiments import trial_evaluation
 from headstock.experiments.cross_validation import assign_folds
 from headstock.experiments.recipe import to_toml
@@ -134,7 +135,8 @@ def test_a_repeated_cross_validation_is_read_from_its_files(crossed, stock, file
     assert without_timings(again) == without_timings(results)
 
 
-def test_the_command_trains_on_all_folds_but_one_without_selecting_epochs(call, stock, files, tmp_path):
+def test_the_command_trains_on_all_folds_but_one_without_selecting_epochs(call, stock, files, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep_module, "LONG_SWEEP", 0)
     recipe = tmp_path / "folds.toml"
     tables = {
         "sweep": {"run": str(stock), "train": str(files["train"]), "folds": 3},
@@ -142,8 +144,11 @@ def test_the_command_trains_on_all_folds_but_one_without_selecting_epochs(call, 
         "finetune": SETTINGS | {"weights": "last", "epochs": 1},
     }
     recipe.write_text(to_toml(tables))
-    out, _ = call("sweep", "--config", recipe, "--folds", "2", "--out", tmp_path / "out", "--json")
+    out, messages = call("sweep", "--config", recipe, "--folds", "2", "--out", tmp_path / "out", "--json")
     results = json.loads(out.splitlines()[-1])
+    assert "60 rows in 2 folds" in messages and "for the other 3 trials, if they take as long" in messages
+    _, messages = call("sweep", "--config", recipe, "--folds", "2", "--out", tmp_path / "out", "--json")
+    assert "if they take as long" not in messages  # all trials are finished
     assert results["data"]["train"]["rows"] == 60 and len(results["cells"]) == 4
     page = (tmp_path / "out" / "report.html").read_text()
     assert "the best point, trained on all rows" in page and "2 folds each" in page and "fold 2" in page

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import warnings
 from itertools import product
 from pathlib import Path
@@ -86,6 +87,7 @@ def make_sweep(grid: dict, *, seeds: int = 3, metric: str = "loss", failed: int 
 KINDS = {
     "heat": make_sweep({"depth": [2, 4, 8], "lr": [1e-4, 1e-3, 1e-2, 1e-1]}, failed=1),
     "line": make_sweep({"lr": [1e-4, 1e-3, 1e-2]}, metric="accuracy"),
+    "range": make_sweep({"lr": [10 ** (-4 + 0.4 * step) for step in range(8)]}, seeds=1),
     "words": make_sweep({"norm": ["pre", "post"]}, seeds=1),
     "many": make_sweep({"depth": [2, 4], "weight_decay": [0, 0.01, 0.1], "norm": ["pre", "post"]}, metric="f1"),
     "alone": make_sweep({"depth": [2]}, seeds=1),
@@ -134,6 +136,7 @@ def test_two_settings_give_a_heat_map_with_tooltips(pages):
 CHARTS = {
     "heat": {"by-depth", "by-lr", "learning-wide"},
     "line": {"by-lr-wide", "learning-wide"},
+    "range": {"by-lr-wide", "learning-wide"},
     "words": {"by-norm-wide", "learning-wide"},
     "many": {"by-depth", "by-weight-decay", "by-norm", "learning-wide"},
     "alone": {"learning-wide"},
@@ -150,6 +153,12 @@ def test_sweep_pages_open_on_desktop_and_phone_without_network_requests(pages, b
         assert light.charts == CHARTS[name]
         assert dark.charts == {chart.replace("-wide", "-narrow") for chart in CHARTS[name]}
     assert follows_colour_scheme(light, dark) or not light.charts
+
+
+def test_the_ticks_of_a_log_axis_are_numbers(pages):
+    page = pages["range"].read_text(encoding="utf-8")
+    assert "mathdefault" not in page
+    assert {">0.0001<", ">0.001<", ">0.01<"} <= {f">{text}<" for text in re.findall(r"<text[^>]*>([^<]*)</text>", page)}
 
 
 def test_distant_values_use_a_log_scale():

@@ -33,3 +33,8 @@ def save_input(chunks: Iterable[bytes], folder: Path, suffix: Callable[[bytes], 
 def is_saved(path: Path, *kinds: str) -> bool:
     """Whether a file is such a copy, in a cache folder of one of these names."""
     return path.parent.name in kinds and len(path.stem) == hashlib.sha256().digest_size * 2
+
+
+def source_name(source: str) -> str:
+    """How messages and titles call a file: by its path, or `data in memory` for a copy of rows in Python."""
+    return "data in memory" if is_saved(Path(source), MEMORY) else source

@@ -11,6 +11,7 @@ import numpy as np
 from headstock import config
 from headstock.data.catalog import PREFIX
 from headstock.data.records import Records
+from headstock.data.saved_inputs import source_name
 from headstock.experiments.arms.base import ARM_KINDS
 from headstock.experiments.compare_settings import Arm, CompareSettings, ComparisonPlan, kind_of_arm
 from headstock.experiments.compare_trials import ExperimentContext
@@ -170,7 +171,7 @@ def settings_of(plan: ComparisonPlan) -> dict[str, dict[str, Any]]:
 
 def title_of(context: ExperimentContext, arms: Sequence[Arm]) -> str:
     runs = list(dict.fromkeys(arm.run.title for arm in arms if arm.run is not None))
-    folder, _, file = context.splits.train.source.rpartition("/")
+    folder, _, file = source_name(context.splits.train.source).rpartition("/")
     data = folder.removeprefix(PREFIX) if folder.startswith(PREFIX) else file
     return f"{', '.join(runs) or 'TF-IDF'} on {data}"
 

@@ -47,6 +47,7 @@ class CrossValidation(Finetuning):
         self.locations = [part.location(row) for part in parts for row in range(len(part))]
         if len(self.rows) < 2 * sweep.folds:
             raise UserError(f"--folds {sweep.folds}: needs {2 * sweep.folds} rows or more, not {len(self.rows)}")
+        logger.info(f"{len(self.rows):,} rows in {sweep.folds} folds")
         self.first, strata = first, self.task_class.strata(self.rows)
         self.folds = {
             seed: assign_folds(self.rows, sweep.folds, seed=seed, strata=strata)

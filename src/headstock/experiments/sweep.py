@@ -13,6 +13,7 @@ import numpy as np
 from headstock.data.corpus import read_corpus
 from headstock.errors import ConfigError, UserError
 from headstock.experiments.cross_validation import CrossValidation
+from headstock.experiments.duration import format_duration_range
 from headstock.experiments.grid import TrialResult, explain_interruption, lock_experiment, log_outcome, run_grid
 from headstock.experiments.ray_trials import Placement, place_trials
 from headstock.experiments.recipe import fixed_setting_problems, given_options
@@ -35,6 +36,8 @@ from headstock.train.distributed import choose_device
 from headstock.train.settings import RunConfig, assign_sections
 
 logger = logging.getLogger(__name__)
+
+LONG_SWEEP = 60  # seconds; what takes longer is announced
 
 
 def sweep(
@@ -262,9 +265,18 @@ def run_sweep_grid(
     plan: SweepPlan, kind: SweepKind, points: list[Point], placement: Placement, callbacks: Sequence[Callback]
 ) -> list[list[TrialResult]]:
     """The results of each point, one per seed or fold."""
+    start = time.monotonic()
     trials, count = [trial for point in points for trial in trials_of(plan, point)], plan.sweep.trials_per_point
     total = pluralize(len(trials), "trial")
     logger.info(f"{pluralize(len(points), 'point')} x {describe_trials(plan)}: {total}")
+
+    def after_trial(index: int, results: dict[int, TrialResult]) -> None:
+        seconds, others = results[index]["seconds"], len(trials) - len(results)
+        is_new = time.monotonic() - start >= seconds  # not found in the cache
+        if len(results) == 1 and is_new and not placement.is_remote and others * seconds > LONG_SWEEP:
+            duration = format_duration_range(others * seconds)
+            logger.info(f"{duration} for the other {pluralize(others, 'trial')}, if they take as long")
+        remove_worse_runs(index, results)
 
     def remove_worse_runs(index: int, results: dict[int, TrialResult]) -> None:
         finished = {
@@ -280,7 +292,7 @@ def run_sweep_grid(
         trials,
         execute=placement.execute,
         format_score=lambda result: f"{kind.metric} {format_trial(kind.metric, result)}",
-        on_result=remove_worse_runs,
+        on_result=after_trial,
     )
     return [results[first : first + count] for first in range(0, len(results), count)]
 

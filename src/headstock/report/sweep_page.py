@@ -249,6 +249,7 @@ def set_value_axis(axes: "Axes", values: list[Any], scale: str) -> None:
         return
     if scale == "log":
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: format_value(value))  # not as powers in TeX
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_minor_formatter(NullFormatter())
     axes.margins(x=0.08)

@@ -74,7 +74,7 @@ def format_interval(metric: str, row: Mapping[str, Any]) -> str:
 def format_difference(metric: str, value: float) -> str:
     """`3.1 points` or `0.041` (loss)."""
     if is_score(metric):
-        return f"{100 * value:.1f} points"
+        return f"{100 * value:z.1f} points"
     return f"{value:.3f}" if abs(value) >= SMALL_DIFFERENCE else f"{value:.2g}"
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 METRICS = {
     "accuracy": "accuracy",
-    "majority": "majority class",
+    "majority": "majority baseline",
     "macro_f1": "macro F1",
     "micro_f1": "micro F1",
     "f1": "F1",

@@ -12,6 +12,7 @@ from typing import Any
 
 from headstock.data.formats import PLAIN, detect_format
 from headstock.data.records import LABEL, LABELS, Records, parse_columns
+from headstock.data.saved_inputs import source_name
 from headstock.errors import UserError
 from headstock.rng import generator
 from headstock.tasks.labelled import LabelledTask
@@ -60,7 +61,8 @@ def read_splits(settings: LabelledSettings, task: type[LabelledTask], config: An
     if valid is not None:
         return LabelledSplits(train, valid, test, tuple(warnings))
     remaining, held = hold_out_rows(train, settings, task, config, seed=seed)
-    logger.info(f"no --valid file: {len(held):,} of {len(train):,} rows of {train.source} are held out for validation")
+    source, rows = source_name(train.source), f"{len(held):,} of {len(train):,} rows"
+    logger.info(f"no --valid file: {rows} of {source} are held out for validation")
     return LabelledSplits(remaining, held, test, tuple(warnings))
 
 

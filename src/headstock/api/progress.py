@@ -32,7 +32,7 @@ def show_progress(progress: bool | None, *, many_runs: bool = False) -> Iterator
     if not shown or rank_and_size()[0] > 0:
         yield []
     elif notebook:
-        display = NotebookProgress()
+        display = NotebookProgress(validations=not many_runs)
         with nullcontext() if LOGGER.hasHandlers() else messages_to(display.add_line):
             yield [display.on_event]
         display.show()
@@ -56,9 +56,13 @@ def print_message(line: str) -> None:
 
 
 class NotebookProgress:
-    """A progress bar with the messages below it, as one output of a cell that is updated in place."""
+    """A progress bar with the messages below it, as one output of a cell that is updated in place.
 
-    def __init__(self) -> None:
+    With `validations` it has a line for each validation; those of many runs would hide the results of the runs.
+    """
+
+    def __init__(self, *, validations: bool = True) -> None:
+        self.validations = validations
         self.lines: deque[str] = deque(maxlen=MAX_LINES)
         self.bar, self.rates, self.shown_at = "", list[str](), 0.0
         self.handle: Any = None
@@ -75,7 +79,7 @@ class NotebookProgress:
         parts = [f"epoch {event.epoch}", f"{state.step:,}/{total:,} steps", *self.rates, f"{event.time_left} left"]
         value, text = min(1.0, state.step / max(1, total)), escape(" · ".join(parts))
         self.bar = f'<progress value="{value:.4f}" style="width:14em"></progress> {text}'
-        if event.kind == "valid":
+        if event.kind == "valid" and self.validations:
             self.lines.append(f"step {state.step:,}: {format_metrics(state.valid)}")
         if event.kind == "valid" or time.monotonic() - self.shown_at > REFRESH_SECONDS:
             self.show()

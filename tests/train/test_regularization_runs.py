@@ -9,6 +9,7 @@ from torch.nn import functional as F
 import headstock
 from headstock.errors import HeadstockError
 from headstock.model.batch import Batch
+from headstock.train.adaptation import average_weights
 from headstock.train.finetune import finetune
 from headstock.train.run_folder import RunFolder
 from tests.commands import set_options
@@ -116,6 +117,12 @@ def test_new_layers_are_the_top_ones(sources, tune):
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed >= {name for name, tensor in before.items() if ".blocks.1." in name and tensor.dim() == 2}
     assert not any(".blocks.0." in name or "tokens" in name for name in changed)
+
+
+def test_weights_in_half_precision_are_averaged_in_full():
+    first, second = torch.tensor([1.0, 2.0], dtype=torch.float16), torch.tensor([3.0, 2.5])
+    average = average_weights({"w": first, "n": torch.tensor(1)}, {"w": second, "n": torch.tensor(2)}, 0.25)
+    assert average["w"].tolist() == [1.5, 2.125] and average["w"].dtype == torch.float32 and average["n"] == 2
 
 
 def test_adapted_weights_are_averaged_with_the_sources(sources, tune, tmp_path):

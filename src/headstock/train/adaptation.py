@@ -78,7 +78,10 @@ def adapt(
 
 
 def average_weights(first: dict[str, Tensor], second: dict[str, Tensor], share: float) -> dict[str, Tensor]:
-    """The weighted average of two runs' weights, of which `share` is the second's; other tensors are the second's."""
+    """The weighted average of two runs' weights, of which `share` is the second's; other tensors are the second's.
+
+    The first may be in half precision, as those of the bundled runs are.
+    """
     shared = {name for name, tensor in second.items() if name in first and tensor.is_floating_point()}
-    average = {name: torch.lerp(first[name], second[name], share) for name in shared} if share < 1 else {}
+    average = {name: torch.lerp(first[name].to(second[name].dtype), second[name], share) for name in shared} if share < 1 else {}
     return second | average

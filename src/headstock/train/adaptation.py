@@ -82,6 +82,9 @@ def average_weights(first: dict[str, Tensor], second: dict[str, Tensor], share: 
 
     The first may be in half precision, as those of the bundled runs are.
     """
-    shared = {name for name, tensor in second.items() if name in first and tensor.is_floating_point()}
-    average = {name: torch.lerp(first[name].to(second[name].dtype), second[name], share) for name in shared} if share < 1 else {}
+    average = {
+        name: torch.lerp(first[name].to(tensor.dtype), tensor, share)
+        for name, tensor in second.items()
+        if name in first and tensor.is_floating_point() and share < 1
+    }
     return second | average

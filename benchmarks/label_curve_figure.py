@@ -7,36 +7,38 @@ from typing import Any
 from headstock.report.theme import arm_styles, make_figure, svg_of
 
 QUOTES, SST2 = "labels-rotten-tomatoes", "labels-sst2"
-PANELS: dict[str, dict[str, list[tuple[str, str]]]] = {  # by panel and line: results and the arm's name in them
+PANELS = {  # the results of each line, and the arm's name in them
     "quotes of critics (Rotten Tomatoes)": {
-        "own model, fine-tuned": [(QUOTES, "pretrained reviews-hybrid-en")],
-        "own model, SetFit": [(f"{QUOTES}-setfit", "setfit")],
-        "MiniLM, SetFit": [(f"{QUOTES}-minilm", "setfit")],
-        "TF-IDF": [(f"{QUOTES}-minilm", "tfidf")],
+        "own model, fine-tuned": (QUOTES, "pretrained reviews-hybrid-en"),
+        "own model, SetFit": (f"{QUOTES}-setfit", "setfit"),
+        "MiniLM, SetFit": (f"{QUOTES}-minilm", "setfit"),
+        "TF-IDF": (f"{QUOTES}-minilm", "tfidf"),
     },
     "film sentences (SST-2)": {
-        "own model, fine-tuned": [(SST2, "pretrained")],
-        "TF-IDF": [(SST2, "tfidf")],
+        "own model, fine-tuned": (SST2, "pretrained"),
+        "TF-IDF": (SST2, "tfidf"),
     },
 }
 KINDS = {
     "own model, fine-tuned": "pretrained",
     "own model, SetFit": "setfit",
-    "MiniLM, SetFit": "lora",
+    "MiniLM, SetFit": "setfit",
     "TF-IDF": "tfidf",
 }
 
 
-def read_summary(name: str) -> list[dict[str, Any]]:
-    return json.loads(Path("recipes/results", name, "results.json").read_text())["summary"]
+def read_arm(results: str, arm: str) -> list[dict[str, Any]]:
+    """The summaries of an arm, by number of labels."""
+    summary = json.loads(Path("recipes/results", results, "results.json").read_text())["summary"]
+    return [row for row in summary if row["arm"] == arm]
 
 
 def draw(figure: Any) -> None:
     styles = arm_styles([{"name": name, "kind": kind} for name, kind in KINDS.items()])
     for axes, (title, lines) in zip(figure.subplots(1, 2, sharey=True), PANELS.items(), strict=True):
-        for label, sources in lines.items():
-            rows = [row for name, arm in sources for row in read_summary(name) if row["arm"] == arm]
-            counts, style = [row["labels"] for row in rows], styles[label]
+        for label, source in lines.items():
+            rows, style = read_arm(*source), styles[label]
+            counts = [row["labels"] for row in rows]
             axes.plot(counts, [100 * row["score"] for row in rows], label=label, **style.line)
             low, high = ([100 * row[side] for row in rows] for side in ("low", "high"))
             axes.fill_between(counts, low, high, color=style.colour, alpha=0.15, linewidth=0)

@@ -147,7 +147,7 @@ def test_a_missing_label_is_named(quick):
 def test_a_regressor_learns_a_number(quick):
     model = TextRegressor(**quick | {"epochs": 15}).fit(TEXTS, LENGTHS)
     assert model.score(TEXTS, LENGTHS) > 0.5
-    with pytest.raises(ValueError, match=r"could not convert string.*; TextClassifier predicts classes"):
+    with pytest.raises(ValueError, match=r"y: could not convert string.*, expected numbers; TextClassifier"):
         TextRegressor(**quick).fit(TEXTS, LABELS)
     with pytest.raises(ValueError, match="NaN"):
         model.fit(TEXTS, [*LENGTHS[:-1], float("nan")])

@@ -258,12 +258,11 @@ class TextRegressor(RegressorMixin, FinetunedEstimator):
 
     def fit(self, X: Any, y: Any) -> Self:
         """Fine-tune the run on texts and numbers."""
-        texts = check_texts(X)
+        texts, target = check_texts(X), check_target(self, y)
         try:
-            values = np.asarray(check_target(self, y), dtype=np.float64)
+            values = np.asarray(target, dtype=np.float64)
         except ValueError as error:
-            hint = "; TextClassifier predicts classes" if "could not convert string" in str(error) else ""
-            raise ValueError(f"{error}{hint}") from None
+            raise ValueError(f"y: {error}, expected numbers; TextClassifier predicts classes") from error
         check_consistent_length(texts, values)
         if not np.isfinite(values).all():
             raise ValueError("y contains NaN or infinity, expected finite numbers")

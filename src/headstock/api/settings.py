@@ -10,6 +10,8 @@ from headstock.model.backbone import BACKBONES
 from headstock.tasks.base import TASKS
 from headstock.train.settings import FROM_SCRATCH, PRETRAINING, override_flat
 
+SET_HINT = " (settings are keywords: lr=3e-4)"  # for those who know --set
+
 
 def merged_settings(
     function: Callable[..., Any],
@@ -22,12 +24,7 @@ def merged_settings(
     names = setting_names()
     if unknown := [name for name in keywords if name not in names]:
         candidates = sorted({*inspect.signature(function).parameters, *names} - {"keywords"})
-        hints = [
-            f"{name!r} (settings are keywords: lr=3e-4)"
-            if name == "set"
-            else f"{name!r}{did_you_mean(name, candidates)}"
-            for name in unknown
-        ]
+        hints = [f"{name!r}{SET_HINT if name == 'set' else did_you_mean(name, candidates)}" for name in unknown]
         raise UserError(f"{function.__name__}: unknown keyword {', '.join(hints)}")
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in keywords.items()}
     return override_flat(settings or {}, plain) | ({} if seed is None else {"train.seed": seed})

@@ -132,12 +132,12 @@ def run_grid(
     *,
     execute: Executor | None = None,
     format_score: Callable[[TrialResult], str],
-    on_result: Callable[[int, dict[int, TrialResult]], None] = lambda index, results: None,
+    on_result: Callable[[int, dict[int, TrialResult], bool], None] = lambda index, results, is_new: None,
 ) -> list[TrialResult]:
     """The result of every trial, in the order of `trials`.
 
     `execute` decides where trials run; by default in this process. `on_result` is called after each trial with its
-    index and all results so far.
+    index, all results so far, and whether its result is new rather than from the cache.
     """
     folder = trainable.folder
     remove_stale(folder / "cells")
@@ -148,7 +148,7 @@ def run_grid(
             results[index] = result
             progress = f"{len(results):3d}/{len(trials)}  {trials[index].label:{width}s}"
             log_outcome(progress, format_score(result), Outcome(result, is_new))
-            on_result(index, results)
+            on_result(index, results, is_new)
     return [results[index] for index in range(len(trials))]
 
 

@@ -265,17 +265,13 @@ def run_sweep_grid(
     plan: SweepPlan, kind: SweepKind, points: list[Point], placement: Placement, callbacks: Sequence[Callback]
 ) -> list[list[TrialResult]]:
     """The results of each point, one per seed or fold."""
-    start = time.monotonic()
     trials, count = [trial for point in points for trial in trials_of(plan, point)], plan.sweep.trials_per_point
     total = pluralize(len(trials), "trial")
     logger.info(f"{pluralize(len(points), 'point')} x {describe_trials(plan)}: {total}")
 
-    def after_trial(index: int, results: dict[int, TrialResult]) -> None:
-        seconds, others = results[index]["seconds"], len(trials) - len(results)
-        is_new = time.monotonic() - start >= seconds  # not found in the cache
-        if len(results) == 1 and is_new and not placement.is_remote and others * seconds > LONG_SWEEP:
-            duration = format_duration_range(others * seconds)
-            logger.info(f"{duration} for the other {pluralize(others, 'trial')}, if they take as long")
+    def after_trial(index: int, results: dict[int, TrialResult], is_new: bool) -> None:
+        if is_new and len(results) == 1 and not placement.is_remote:
+            announce_duration(results[index]["seconds"], others=len(trials) - 1)
         remove_worse_runs(index, results)
 
     def remove_worse_runs(index: int, results: dict[int, TrialResult]) -> None:
@@ -295,6 +291,13 @@ def run_sweep_grid(
         on_result=after_trial,
     )
     return [results[first : first + count] for first in range(0, len(results), count)]
+
+
+def announce_duration(seconds: float, *, others: int) -> None:
+    """Log how long the other trials may take, from the seconds of the first."""
+    if others * seconds > LONG_SWEEP:
+        duration = format_duration_range(others * seconds)
+        logger.info(f"{duration} for the other {pluralize(others, 'trial')}, if they take as long")
 
 
 def run_tpe(

@@ -85,6 +85,6 @@ def average_weights(first: dict[str, Tensor], second: dict[str, Tensor], share: 
     average = {
         name: torch.lerp(first[name].to(tensor.dtype), tensor, share)
         for name, tensor in second.items()
-        if name in first and tensor.is_floating_point() and share < 1
+        if name in first and tensor.is_floating_point()
     }
     return second | average

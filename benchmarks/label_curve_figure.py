@@ -9,19 +9,23 @@ from headstock.report.theme import arm_styles, make_figure, svg_of
 QUOTES, SST2 = "labels-rotten-tomatoes", "labels-sst2"
 PANELS = {  # the results of each line, and the arm's name in them
     "quotes of critics (Rotten Tomatoes)": {
-        "own model, fine-tuned": (QUOTES, "pretrained reviews-hybrid-en"),
-        "own model, SetFit": (f"{QUOTES}-setfit", "setfit"),
-        "MiniLM, SetFit": (f"{QUOTES}-minilm", "setfit"),
-        "TF-IDF": (f"{QUOTES}-minilm", "tfidf"),
+        "own model, fine-tuned": [
+            (QUOTES, "pretrained reviews-hybrid-en"),
+            (f"{QUOTES}-800", "pretrained reviews-hybrid-en"),
+            (f"{QUOTES}-1600", "pretrained"),
+        ],
+        "MiniLM, fine-tuned": [(QUOTES, "pretrained minilm"), (f"{QUOTES}-800", "pretrained minilm")],
+        "MiniLM, SetFit": [(f"{QUOTES}-minilm", "setfit")],
+        "TF-IDF": [(f"{QUOTES}-minilm", "tfidf")],
     },
     "film sentences (SST-2)": {
-        "own model, fine-tuned": (SST2, "pretrained"),
-        "TF-IDF": (SST2, "tfidf"),
+        "own model, fine-tuned": [(SST2, "pretrained")],
+        "TF-IDF": [(SST2, "tfidf")],
     },
 }
 KINDS = {
     "own model, fine-tuned": "pretrained",
-    "own model, SetFit": "setfit",
+    "MiniLM, fine-tuned": "pretrained",
     "MiniLM, SetFit": "setfit",
     "TF-IDF": "tfidf",
 }
@@ -36,8 +40,8 @@ def read_arm(results: str, arm: str) -> list[dict[str, Any]]:
 def draw(figure: Any) -> None:
     styles = arm_styles([{"name": name, "kind": kind} for name, kind in KINDS.items()])
     for axes, (title, lines) in zip(figure.subplots(1, 2, sharey=True), PANELS.items(), strict=True):
-        for label, source in lines.items():
-            rows, style = read_arm(*source), styles[label]
+        for label, sources in lines.items():
+            rows, style = [row for source in sources for row in read_arm(*source)], styles[label]
             counts = [row["labels"] for row in rows]
             axes.plot(counts, [100 * row["score"] for row in rows], label=label, **style.line)
             low, high = ([100 * row[side] for row in rows] for side in ("low", "high"))

@@ -54,11 +54,11 @@ def test_trials_run_in_order(tmp_path):
         trainable,
         [NamedTrial(name) for name in "312"],
         format_score=lambda result: result["name"],
-        on_result=lambda index, results: progress.append((index, len(results))),
+        on_result=lambda index, results, is_new: progress.append((index, len(results), is_new)),
     )
     assert trainable.order == ["3", "1", "2"]
     assert [result["name"] for result in results] == ["3", "1", "2"]
-    assert progress == [(0, 1), (1, 2), (2, 3)]
+    assert progress == [(0, 1, True), (1, 2, True), (2, 3, True)]
 
 
 @pytest.fixture

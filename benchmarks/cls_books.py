@@ -53,7 +53,7 @@ def main() -> None:
         options.out.mkdir(parents=True, exist_ok=True)
         pretrained = pretrain_all(needed, rows, Path("recipes"), options.out, options.device, first, beside=pool)
         runs = {name: finished(*pretrained[name]) for name in needed}
-        overlap = 1 / (options.folds - 1)  # of the rows that score a model over those that train it
+        overlap = 1 / ((options.folds - 1) * (1 - HELD_OUT))  # of the rows that score a model over those that train it
         calls = {
             (name, repeat): submit_folds(pool, runs, name, recipe["finetune"] | candidate, rows, repeat, options)
             for name, candidate in candidates.items()

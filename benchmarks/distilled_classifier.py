@@ -13,7 +13,7 @@ import argparse
 import json
 import shutil
 import tomllib
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
@@ -169,20 +169,17 @@ def submit_teachers(
     options: argparse.Namespace,
     pool: ProcessPoolExecutor,
 ) -> None:
-    """Train the teachers of each split as soon as their backbones are there."""
-    names = {done: name for name, (_, done) in runs.items()}
-    for done in as_completed(names):
+    """Train the teachers of each split when all backbones are there; both at once may fill the memory of a GPU."""
+    for _, done in runs.values():
         done.result()
-        name, run = names[done], runs[names[done]][0]
-        for split in splits:
-            for teacher, model in recipe["teachers"]["models"].items():
-                is_fold = split.numbers is not None
-                if model["run"] == name:
-                    own = {key: value for key, value in model.items() if key != "run"}
-                    settings = recipe["teachers"]["finetune"] | own | ({"ensemble": 1} if is_fold else {})
-                    settings |= {"valid_fraction": HELD_OUT}
-                    arguments = (run, settings, split.train, split.held_out, split.folder / teacher, texts)
-                    split.teachers[teacher] = pool.submit(train_teacher, *arguments, options.device)
+    for split in splits:
+        for teacher, model in recipe["teachers"]["models"].items():
+            own = {key: value for key, value in model.items() if key != "run"}
+            settings = recipe["teachers"]["finetune"] | own | ({"ensemble": 1} if split.numbers is not None else {})
+            settings |= {"valid_fraction": HELD_OUT}
+            run, _ = runs[model["run"]]
+            arguments = (run, settings, split.train, split.held_out, split.folder / teacher, texts)
+            split.teachers[teacher] = pool.submit(train_teacher, *arguments, options.device)
 
 
 def train_teacher(

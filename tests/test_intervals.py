@@ -181,6 +181,17 @@ def test_a_reversed_difference_is_the_negative():
     assert forward.low == pytest.approx(-backward.high, abs=0.02)
 
 
+def test_denominators_that_are_left_out_are_ones():
+    random = generator("denominators")
+    a = random.integers(0, 3, (3, 50)).astype(float)
+    b = random.integers(0, 2, (3, 50)).astype(float)
+    twos, ones = np.full(a.shape, 2.0), np.ones(b.shape)
+    left_out = difference(a, b, twos, None)
+    assert left_out == difference(a, b, twos, ones)
+    assert left_out.mean == pytest.approx(a.mean() / 2 - b.mean())
+    assert difference(b, a, None, twos) == difference(b, a, ones, twos)
+
+
 def test_one_seed_gives_a_mean_and_no_interval():
     correct = simulate(generator("one"), seeds=1, items=50, seed_spread=0)
     assert interval(correct) == (correct.mean(), None, None)

@@ -119,7 +119,10 @@ def difference(
     *,
     key: Key = (),
 ) -> Interval:
-    """The score of `a` minus that of `b`, all (S, N): paired by seed and by item, so shared difficulty cancels."""
+    """The score of `a` minus that of `b`, all (S, N): paired by seed and by item, so shared difficulty cancels.
+
+    Without denominators, all of them are 1.
+    """
     if a.shape != b.shape:
         raise ValueError(f"a pair needs the same seeds and items, not {a.shape} and {b.shape}")
     both: NDArray | SufficientStatistics
@@ -127,12 +130,14 @@ def difference(
     if isinstance(a, SufficientStatistics):
         assert isinstance(b, SufficientStatistics)
         both = SufficientStatistics(np.concatenate([a.values, b.values]), a.score, a.bounds)
-    elif denominators_a is None or denominators_b is None:
+    elif denominators_a is None and denominators_b is None:
         scores = _resampled_scores(np.asarray(a, dtype=float) - np.asarray(b, dtype=float), None, key)
         return crossed_interval(*scores, items=a.shape[1], bounds=(-1.0, 1.0), key=key)
     else:
         assert isinstance(b, np.ndarray)
-        both, denominators = np.vstack([a, b]), np.vstack([denominators_a, denominators_b])
+        ones = np.ones(a.shape)
+        parts = [ones if part is None else part for part in (denominators_a, denominators_b)]
+        both, denominators = np.vstack([a, b]), np.vstack(parts)
     means, resampled = _resampled_scores(both, denominators, key)
     seeds = a.shape[0]
     scores = means[:seeds] - means[seeds:], resampled[:, :seeds] - resampled[:, seeds:]

@@ -90,6 +90,12 @@ def test_rows_can_be_selected_in_any_order(tmp_path):
     assert len(records.select([])) == 0
 
 
+def test_a_chart_of_block_elements_is_no_sentencepiece_text(tmp_path):
+    texts = ["progress ▁▂▃ of the job", "▁▂▃ is progress", "plain"]
+    path = write(tmp_path, "rows.jsonl", "".join(json.dumps({"text": text, "label": "a"}) + "\n" for text in texts))
+    assert read_records(path).display_texts == texts
+
+
 def test_sentencepiece_texts_are_detokenized_for_display_only(tmp_path):
     pieces = "▁J ' ai ▁lu , ▁c ' est ▁pharmaci enne ."
     records = read_records(write(tmp_path, "a.csv", as_table([["text"], [pieces], ["deux  mots "]])))

@@ -106,7 +106,7 @@ def test_points_are_compared_by_fold(crossed):
     }
     best, second = results["points"]
     assert best["settings"] == {"lr": 2e-2} and best["mean"] == pytest.approx(np.mean(scores[2e-2]))
-    expected = t_interval([b - a for a, b in zip(scores[2e-2], scores[1e-6], strict=True)], overlap=1 / 2)
+    expected = t_interval([b - a for a, b in zip(scores[2e-2], scores[1e-6], strict=True)], overlap=1 / (2 * 0.9))
     assert second["from_best"] == pytest.approx(expected._asdict())
     assert "paired by fold" in results["verdict"]
     assert any("corrected resampled t-test" in note for note in results["notes"])

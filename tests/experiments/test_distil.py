@@ -109,8 +109,22 @@ def test_teachers_predict_a_text_once(files, tmp_path, monkeypatch):
             distil(folder / "backbone", out=tmp_path / "2", settings=STUDENT, **changed)
 
 
+def test_no_text_of_the_pool_is_a_labelled_one(tmp_path):
+    long = " ".join(f"word{number}" for number in range(600))
+    pool = write(tmp_path / "pool.jsonl", [(f"{long.upper()}!", ""), (f"{long} and another end", "")])
+    rows = read_records(write(tmp_path / "test.jsonl", [(long, "good")]))
+    texts = closest_texts(LabelledSplits(rows.select([]), rows.select([]), rows), pool, 5, seed=0)
+    assert len(texts) == 1 and len(texts[0]) == 2000
+
+
 def test_problems_are_named(files, tmp_path):
     folder, pool, paths = files
+    other = write(tmp_path / "other.jsonl", [("a text of another class", "average")] * 4)
+    labels = {"text": pool, "teachers": [folder / "teacher-0"], "out": tmp_path / "out"}
+    with pytest.raises(UserError, match="label 'average' is new; training has 'bad', 'good'"):
+        distil(folder / "backbone", train=other, valid=paths["valid"], **labels)
+    with pytest.raises(UserError, match="--rows 0: must be 1 or more"):
+        distil(folder / "backbone", train=paths["few"], valid=paths["valid"], rows=0, **labels)
     common = {"text": pool, "train": paths["few"], "valid": paths["valid"], "out": tmp_path / "out"}
     with pytest.raises(UserError, match="has no classification head"):
         distil(folder / "backbone", teachers=[folder / "backbone"], **common)

@@ -62,11 +62,27 @@ def test_a_run_does_not_replace_its_source(source, labelled, corpus, tmp_path, c
 
 def test_a_circular_source_is_ignored(source):
     settings = json.loads((source / "config.json").read_text())
-    assert corpus_settings(RunFolder(source)) == settings["data"]
+    assert corpus_settings(RunFolder(source)) == [settings["data"]]
     assert pretrained_origin(RunFolder(source)) == RunFolder(source)
     (source / "config.json").write_text(json.dumps(settings | {"transfer": {"run": str(source)}}))
     assert corpus_settings(RunFolder(source)) is None
     assert pretrained_origin(RunFolder(source)) is None
+
+
+def test_the_text_of_every_run_before_is_known(source, corpus, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text(corpus.read_text())
+    settings = {"steps": 1, "batch": 2, "length": 16}
+    for name, start in (("second", source), ("third", tmp_path / "second")):
+        headstock.pretrain(other, out=tmp_path / name, start=start, settings=settings, report=False)
+    chain = corpus_settings(RunFolder(tmp_path / "third"))
+    assert [data["corpus"] for data in chain] == [
+        [str(other)],
+        [str(other)],
+        RunFolder(source).config()["data"]["corpus"],
+    ]
+    shutil.rmtree(tmp_path / "second")
+    assert corpus_settings(RunFolder(tmp_path / "third")) is None
 
 
 # Only files of a run are replaced

@@ -114,7 +114,7 @@ def pipeline_of(run: Run, device: str) -> Pipeline:
 
 
 def pipeline_in_double(run: Run, device: str) -> Pipeline:
-    """A run whose gradients are computed in double precision, which MPS does not have."""
+    """A run on a device that has double precision, which MPS does not."""
     pipeline = pipeline_of(run, device)
     if pipeline.model.device.type == "mps":
         pipeline.model.to("cpu")

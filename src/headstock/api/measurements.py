@@ -142,7 +142,9 @@ def sweep(
     valid_files: list[str] | None = None
     files: dict[str, str | None] = {"train": None}
     if run is not None:
-        files = split_files(task or "classify", train=train, valid=valid, columns=columns)
+        files = split_files(
+            task or "classify", train=train, valid=valid, columns=columns, skip_blank=skips_blank(values)
+        )
         valid_files = None if files["valid"] is None else [files["valid"]]
     elif train is not None:
         raise UserError("sweep: train needs run, the run that is fine-tuned")
@@ -254,7 +256,7 @@ def lr_find(
             () if corpus is None else corpus_paths(corpus, column=column),
             run=run,
             task=task,
-            train=split_files(task, train=train, columns=columns)["train"],
+            train=split_files(task, train=train, columns=columns, skip_blank=skips_blank(values))["train"],
             columns=None if columns is None else dict(columns),
             preset=preset,
             objective=objective,
@@ -309,3 +311,7 @@ def plan(
         probed=bool(proposal.costs.probed),
         content=proposal.to_dict(),
     )
+
+
+def skips_blank(settings: Mapping[str, Any]) -> bool:
+    return bool(settings.get("data.skip_blank", settings.get("skip_blank", False)))

@@ -36,8 +36,9 @@ class SavedResult(Result):
         return float(self.content["seconds"])
 
     @property
-    def device(self) -> str:
-        return str(self.content.get("device"))
+    def device(self) -> str | None:
+        """Where it was computed; None where the results do not say so."""
+        return self.content.get("device")
 
     def to_dict(self) -> dict[str, Any]:
         return json_value(self.content)
@@ -85,8 +86,9 @@ class RunResult(SavedResult):
         return int(self.content["tokens"])
 
     @property
-    def tokens_per_second(self) -> float:
-        return float(self.content["tokens_per_second"])
+    def tokens_per_second(self) -> float | None:
+        """The speed of training; None with a frozen backbone, whose features are computed once."""
+        return self.content["tokens_per_second"]
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -81,9 +81,13 @@ def expand_path(name: str, formats: Sequence[str], expected: str) -> list[DataFi
     if urls.is_url(name):
         return _expand_url(urls.redact(name), formats, expected)
     path = catalog.resolve(name) or Path(name).expanduser()
-    if path.exists() and not path.is_dir():
+    try:
+        is_folder, exists = path.is_dir(), path.exists()
+    except OSError as error:  # such as a text instead of a file name, which is too long for one
+        raise UserError(f"{name}: cannot be read ({error.strerror})") from None
+    if exists and not is_folder:
         return [detect_format(path, name)]
-    if path.is_dir():
+    if is_folder:
         matches, problem = [path], "no readable files in this folder"
     elif glob.has_magic(name):
         matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]

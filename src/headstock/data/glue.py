@@ -82,7 +82,7 @@ def read_rows(path: Path, task: GlueTask) -> list[dict[str, str]]:
     columns = {"text": task.text, "text_b": task.text_b, "label": task.label}
     rows = []
     lines = tsv_lines(path)
-    header = next(lines, [])[1] if task.has_header else []
+    header = next(lines, (0, []))[1] if task.has_header else []
     positions = {}
     for name, column in columns.items():
         if isinstance(column, str):

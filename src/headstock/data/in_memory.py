@@ -21,7 +21,6 @@ from headstock.data.saved_inputs import MEMORY, save_input
 from headstock.errors import UserError, did_you_mean
 from headstock.io import cache_folder
 
-CHUNK_BYTES = 1 << 20
 MAX_PATH = 1024  # characters; a longer str is a text
 NO_VALUE = "has no value (None or NaN)"
 SKIP_HINT = "; skip_blank=True leaves out such rows"

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ LABELS = ".label"  # suffix of a file with one label per line
 LAB_TEXTS = ".review.spm"  # the course lab's texts, whose labels are in X.label
 TARGETS = (LABEL, "tags", "answers", "target")  # the columns that hold labels
 SENTENCEPIECE_SPACE = "▁"
+PIECES = re.compile(rf"\s*{SENTENCEPIECE_SPACE}[^\u2580-\u259f]")  # not a chart of block elements, such as ▁▃▅
 MAX_PROBLEMS = 5  # listed in one error
 PREVIEW_CHARACTERS = 60
 MAX_HEADER_WORDS, HEADER_SAMPLE_ROWS = 4, 200  # a longer cell is data, not a column name; rows compared with the header
@@ -102,8 +104,8 @@ def join_records(first: Records, second: Records) -> Records:
 
 
 def _detokenize(text: str) -> str:
-    """Join SentencePiece pieces to plain text; other text is returned unchanged."""
-    if SENTENCEPIECE_SPACE not in text:
+    """Join SentencePiece pieces, which begin with a marked space, to plain text; other text is returned unchanged."""
+    if not PIECES.match(text):
         return text
     return text.replace(" ", "").replace(SENTENCEPIECE_SPACE, " ").strip()
 

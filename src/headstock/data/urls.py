@@ -66,10 +66,6 @@ def redact(path: str) -> str:
     return shown
 
 
-def redact_optional(path: str | None) -> str | None:
-    return None if path is None else redact(path)
-
-
 def with_credentials(url: str) -> str:
     """The URL with the credentials that this process was given for it or its host, if any."""
     url = normalize(url)

@@ -38,7 +38,6 @@ class CrossValidation(Finetuning):
     def read_rows(self, first: RunConfig) -> None:
         sweep, data = self.plan.sweep, first.data
         assert sweep.folds is not None
-        self.overlap = 1 / (sweep.folds - 1)
         train, valid, warnings = read_labelled(data, self.task_class, first.task)
         for line in warnings:
             logger.info(f"warning: {line}")
@@ -54,6 +53,8 @@ class CrossValidation(Finetuning):
             for seed in range(sweep.seed, sweep.seed + sweep.repeats)
         }
         self.splits = LabelledSplits(self.rows, self.rows.select([]), None)  # the classes are those of all rows
+        held_out = data.valid_fraction if selects_epoch(first) else 0.0
+        self.overlap = 1 / ((sweep.folds - 1) * (1 - held_out))
 
     def splits_of(self, trial: SweepTrial, run_config: RunConfig) -> LabelledSplits:
         """The rows of a trial; those of its fold are the test rows."""
@@ -61,8 +62,7 @@ class CrossValidation(Finetuning):
             return LabelledSplits(*self.hold_out(self.rows, trial.seed), None)
         in_fold = self.folds[trial.seed] == trial.fold
         train, fold = (self.rows.select(np.flatnonzero(rows).tolist()) for rows in (~in_fold, in_fold))
-        selects = run_config.train.weights == "best" or run_config.train.patience is not None
-        return LabelledSplits(*(self.hold_out(train, trial.seed) if selects else (train, fold)), fold)
+        return LabelledSplits(*(self.hold_out(train, trial.seed) if selects_epoch(run_config) else (train, fold)), fold)
 
     def hold_out(self, rows: Records, seed: int) -> tuple[Records, Records]:
         return hold_out_rows(rows, self.first.data, self.task_class, self.first.task, seed=seed)
@@ -113,6 +113,11 @@ class CrossValidation(Finetuning):
         for result in results:
             sums[self.folds[result["seed"]] == result["fold"]] += np.array(result["outputs"])
         return sums / self.plan.sweep.repeats
+
+
+def selects_epoch(run_config: RunConfig) -> bool:
+    """Whether fine-tuning needs validation rows."""
+    return run_config.train.weights == "best" or run_config.train.patience is not None
 
 
 def assign_folds(records: Records, folds: int, *, seed: int, strata: Sequence[str]) -> np.ndarray:

@@ -21,6 +21,7 @@ from headstock.errors import UserError
 from headstock.experiments.arms.tfidf import TfidfClassifier
 from headstock.experiments.ensemble import Ensemble, check_members, class_probabilities, is_ensemble, load_ensemble
 from headstock.experiments.ensemble_weights import accuracy, combine, fit_weights
+from headstock.experiments.leakage_search import overlapping_rows
 from headstock.inference.pipeline import Pipeline, load
 from headstock.io import atomic_file, cache_folder, fingerprint, write_text
 from headstock.tasks.soft_labels import PROBABILITIES
@@ -77,6 +78,10 @@ def distil(
     """
     if not teachers:
         raise UserError("no teachers: name at least one fine-tuned classifier with --teacher")
+    if tfidf and TFIDF in map(str, teachers):
+        raise UserError(f"{TFIDF}: is the name of the TF-IDF teacher; give the run as ./{TFIDF}")
+    if rows is not None and rows < 1:
+        raise UserError(f"--rows {rows}: must be 1 or more")
     open_run(student)  # an error before the teachers predict
     together = open_ensemble(teachers, device=device)
     if together and equal_weights:
@@ -96,6 +101,9 @@ def distil(
     )
     seed = int(options.get("train.seed", options.get("seed", 0)))
     splits = read_splits(data, labelled_task(task.name), task.config, seed=seed)
+    for records in (splits.train, splits.valid, splits.test):
+        if records is not None:
+            task.check(records)
     pool = closest_texts(splits, text, rows or ROWS_PER_LABEL * len(splits.train), seed=seed)
     models: dict[str, Pipeline | TfidfClassifier] = {**(together.classifiers if together else pipelines)}
     if tfidf and not together:
@@ -160,10 +168,15 @@ def open_ensemble(teachers: Sequence[str | Path], *, device: str) -> Ensemble | 
 
 
 def closest_texts(splits: LabelledSplits, text: Any, count: int, *, seed: int) -> list[str]:
-    """The unlabelled texts that a linear classifier finds most like the labelled ones, none of which is among them."""
-    own = {normalize(text) for part in (splits.train, splits.valid, splits.test) if part for text in part.display_texts}
-    pool = dict.fromkeys(normalize(document.text)[:MAX_CHARACTERS] for document in read_corpus(text))
-    texts = [text for text in pool if len(text) >= MIN_CHARACTERS and text not in own]
+    """The unlabelled texts that a linear classifier finds most like the labelled ones.
+
+    None of them has the same words as a labelled text, of test rows as well.
+    """
+    own = [text for part in (splits.train, splits.valid, splits.test) if part for text in part.display_texts]
+    pool = list(dict.fromkeys(normalize(document.text) for document in read_corpus(text)))
+    known = set(overlapping_rows(pool, own))
+    unknown = [text[:MAX_CHARACTERS] for row, text in enumerate(pool) if row not in known]
+    texts = [text for text in dict.fromkeys(unknown) if len(text) >= MIN_CHARACTERS]
     if not texts:
         raise UserError(f"no unlabelled texts of {MIN_CHARACTERS} characters or more, except the labelled ones")
     if len(texts) <= count:

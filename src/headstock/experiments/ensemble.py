@@ -7,6 +7,7 @@ N rows, C classes.
 
 import json
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +105,7 @@ def ensemble(
     cross-validated sweeps have out-of-fold predictions of all rows instead, and are trained on all of them. Test rows
     are evaluated if they have labels; their predictions are written to predictions.jsonl.
     """
+    start = time.monotonic()
     sources = open_members(members, tfidf=tfidf)
     out_of_fold = check_out_of_fold(sources)
     if not out_of_fold and valid is None:
@@ -134,6 +136,8 @@ def ensemble(
             "task": task.name,
             "classes": list(task.config.classes),
             "versions": versions(),
+            "device": str(next(iter(pipelines.values())).model.device),
+            "seconds": round(time.monotonic() - start, 1),
             "seed": seed,
             "fitted_on": OUT_OF_FOLD if out_of_fold else VALID,
             "measured_on": "test" if "test" in scored else "valid",
@@ -155,6 +159,8 @@ def open_members(names: Sequence[str | Path], *, tfidf: bool) -> list[Member]:
     members = [open_member(name) for name in names]
     if not names or len(names) + tfidf < 2:
         raise UserError("an ensemble needs two members or more, of which one is a run; add a run or --tfidf")
+    if tfidf and TFIDF in map(str, names):
+        raise UserError(f"{TFIDF}: is the name of the TF-IDF member; give the run as ./{TFIDF}")
     if repeated := sorted({str(name) for name in names if list(map(str, names)).count(str(name)) > 1}):
         raise UserError(f"{repeated[0]}: given twice")
     return members

@@ -12,7 +12,7 @@ import numpy as np
 from headstock import config
 from headstock.data.glue import GlueTask, find_tasks, glue_tasks, read_rows
 from headstock.errors import UserError
-from headstock.experiments.grid import check_folder, explain_interruption
+from headstock.experiments.grid import explain_interruption, lock_experiment
 from headstock.inference.pipeline import Pipeline, load
 from headstock.intervals import item_interval
 from headstock.io import FolderLayout, sha256, write_json, write_text
@@ -53,7 +53,6 @@ def glue(
     if rows is not None and rows < 20:
         raise UserError(f"--rows {rows}: must be 20 or more")
     source, target = open_run(run), Path(out)
-    check_folder(target)
     selected = glue_tasks(tasks)
     folders, missing = find_tasks(Path(folder), selected)
     if not folders:
@@ -66,7 +65,8 @@ def glue(
     key = task_key(source, rows=rows, seed=seed, settings=settings or {})
     for name in folders:
         check_key(target, name, key)
-    with explain_interruption(lambda: f"{len(scores)} of {len(folders)} tasks are finished in {target}"):
+    interruption = explain_interruption(lambda: f"{len(scores)} of {len(folders)} tasks are finished in {target}")
+    with lock_experiment(target), interruption:
         for task in selected:
             if task.name in folders:
                 files = convert_files(folders[task.name], task, target / "data" / task.name, rows=rows, seed=seed)

@@ -3,20 +3,21 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from headstock.data.catalog import download_of
 from headstock.data.corpus import read_corpus
 from headstock.data.records import Records
-from headstock.errors import HeadstockError
+from headstock.errors import HeadstockError, UserError
 from headstock.experiments.arms.base import ARM_KINDS
 from headstock.experiments.compare_settings import Arm
 from headstock.experiments.grid import read_json
 from headstock.experiments.leakage_search import find_leaked_texts
 from headstock.io import fingerprint, write_json
 from headstock.report.format import format_bytes
-from headstock.train.run_folder import RunFolder, source_run
+from headstock.train.run_folder import RunFolder, open_run, source_run
 
 logger = logging.getLogger(__name__)
 
@@ -64,19 +65,23 @@ def check_leakage(arms: Sequence[Arm], records: Records, policy: str, folder: Pa
 
 
 def search_run(run: RunFolder, records: Records, folder: Path) -> tuple[RunLeakage, set[int]]:
-    """The evaluation texts that occur in one run's corpus, and their rows; cached, as a large corpus takes time."""
+    """The evaluation texts that occur in what a run was pretrained on, and their rows.
+
+    Cached, as a large corpus takes time.
+    """
     settings = corpus_settings(run)
     if settings is None:
-        return RunLeakage(str(run), checked=False, why="the run does not record what it was pretrained on"), set()
+        return RunLeakage(str(run), checked=False, why="it is not known what it, or a run before it, read"), set()
     texts = [*records.display_texts, *records.columns.get("target", [])]  # target texts may occur in the corpus too
-    path = folder / "leakage" / f"{run.path.name}.json"
+    path = folder / "leakage" / f"{run.path.name}-{fingerprint(str(run.path.resolve()))[:8]}.json"
     try:
-        announce_downloads(run, settings["corpus"])
-        corpus = read_corpus(settings["corpus"], documents=settings["documents"], column=settings["column"])
-        key, cached = fingerprint([corpus.fingerprint(), texts]), read_json(path)
+        announce_downloads(run, [path for data in settings for path in data["corpus"]])
+        corpora = [read_corpus(data["corpus"], documents=data["documents"], column=data["column"]) for data in settings]
+        key, cached = fingerprint([[corpus.fingerprint() for corpus in corpora], texts]), read_json(path)
         if cached.get("key") != key:
             logger.info("searching the pretraining text of %s for %d texts", run, len(records))
-            cached = {"key": key, "names": list(corpus.names()), **asdict(find_leaked_texts(texts, corpus))}
+            names = [name for corpus in corpora for name in corpus.names()]
+            cached = {"key": key, "names": names, **asdict(find_leaked_texts(texts, chain.from_iterable(corpora)))}
             write_json(path, cached)
     except HeadstockError as error:
         logger.info("%s: cannot search its pretraining text: %s", run, error)
@@ -103,7 +108,19 @@ def announce_downloads(run: RunFolder, corpus: Sequence[str]) -> None:
             )
 
 
-def corpus_settings(run: RunFolder) -> dict[str, Any] | None:
-    """The data settings of the pretraining run: the run itself, or the run it was fine-tuned from."""
-    source = source_run(run)
-    return None if source is None else source.config()["data"]
+def corpus_settings(run: RunFolder) -> list[dict[str, Any]] | None:
+    """The data settings of every pretraining that a run has behind it, the last first; None if one is not known."""
+    settings, source = [], source_run(run)
+    while source is not None:
+        settings.append(source.config()["data"])
+        if (start := source.data().get("start")) is None:
+            return settings
+        source = open_source(start)
+    return None
+
+
+def open_source(name: str) -> RunFolder | None:
+    try:
+        return source_run(open_run(name, download=False))
+    except UserError:
+        return None

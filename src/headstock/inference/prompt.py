@@ -104,7 +104,9 @@ class PromptTemplate:
 
     def fill(self, text: str, word: str) -> str:
         before, after = self.settings.template.split(TEXT)
-        shortened = self.shorten(text.replace(MASK, "").strip()) if text else ""
+        own_mask = MASK if self.tokenizer.mask is None else self.tokenizer.id_to_token(self.tokenizer.mask)
+        text = text.replace(MASK, "").replace(own_mask, "")
+        shortened = self.shorten(text.strip()) if text else ""
         return f"{before}{shortened}{after}".replace(MASK, word).strip()
 
     def shorten(self, text: str) -> str:

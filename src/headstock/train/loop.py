@@ -127,6 +127,8 @@ def train(
                 checkpointer.wait()
                 raise Interrupted(f"stopped after step {state.step}{checkpointer.resume_hint(state.step)}", signal)
     checkpointer.finish(state)
+    if settings.weights == "last":
+        state.best_step = state.step  # the weights that are kept are those of this step
     restore_blocks(model)
     if sharded:
         full_model.load_tensors(full_tensors(model.tensors()), source="the sharded model")

@@ -95,7 +95,10 @@ def pretrain(
         weights = source_weights(open_run(start)) if start and not complete else None
         setup = None
         if session.distributed.is_main:
-            setup = open_setup(run, run_config, on) if session.resuming else create_run(run, run_config, weights, on)
+            if session.resuming:
+                setup = open_setup(run, run_config, on)
+            else:
+                setup = create_run(run, run_config, weights, on, start=None if start is None else str(open_run(start)))
             save_data_paths(run, run_config)
         session.distributed.barrier()  # the folder exists now
         url = run_config.train.mirror if session.distributed.is_main else None
@@ -116,7 +119,12 @@ class RunSetup:
 
 
 def create_run(
-    run: RunFolder, run_config: RunConfig, weights: dict[str, Tensor] | None = None, on: str | None = None
+    run: RunFolder,
+    run_config: RunConfig,
+    weights: dict[str, Tensor] | None = None,
+    on: str | None = None,
+    *,
+    start: str | None = None,
 ) -> RunSetup:
     """Prepare text, tokenizer and token store, then create the run folder."""
     corpus, valid = read_corpora(run_config)
@@ -133,7 +141,7 @@ def create_run(
         load_backbone_and_shared_heads(build_model(run_config, task), weights, source=START)
     sources = {"corpus": list(corpus.names()), "how": corpus.describe()}
     data = {"fingerprint": stores.folder.name, "tokenizer": tokenizer.fingerprint, **sources, **stores.summary}
-    run.create(run_config.plain(), tokenizer, data)
+    run.create(run_config.plain(), tokenizer, data if start is None else {**data, "start": start})
     return RunSetup(run_config, task, stores)
 
 

@@ -97,9 +97,10 @@ class FrozenArm(FinetunedArm):
 
 
 def valid_score(fitted: FitResult, valid: Any, dtype: str) -> float:
-    """The primary metric on the validation rows at the best epoch."""
-    if fitted.task.primary_metric == "accuracy":
-        return next(row["valid_accuracy"] for row in fitted.epochs if row["step"] == fitted.state.best_step)
+    """The primary metric of the fitted weights on the validation rows."""
+    for row in fitted.epochs:
+        if row["step"] == fitted.state.best_step and fitted.task.primary_metric == "accuracy":
+            return row["valid_accuracy"]
     outputs = fitted.outputs(valid, dtype=dtype)
     return metric_value(fitted.task.row_metrics(valid, outputs)[fitted.task.primary_metric])
 

@@ -61,6 +61,15 @@ def test_pad_with_special_tokens_equals_pad(texts, prefix, suffix):
 
 
 @pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("length", [4, 7, 8])
+@pytest.mark.parametrize("long", ["head", "tail", "head+tail", "windows"])
+def test_lengths_are_those_of_all_sequences(long, length, closed):
+    task, data = make_task(long=long, closed=closed), labelled(*(LETTERS[:count] for count in range(11)))
+    lengths = task.examples(data, length=length).lengths.tolist()
+    assert lengths == [sum(map(len, task.sequences(tokens, length))) for tokens in data.tokens]
+
+
+@pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("long", ["head", "tail", "head+tail", "windows"])
 def test_batch_contains_the_sequences_of_its_texts(long, closed):
     task, data = make_task(long=long, closed=closed), labelled("abc", "", "j", "abcdefgh", "ghijabcdefgh")
@@ -100,6 +109,16 @@ def test_sequences_contain_as_much_as_fits(count, length, long):
         assert not set(parts[-1]) <= set().union(*parts[:-1])  # no window is redundant
         for part in parts:
             assert part == list(range(part[0], part[0] + len(part)))
+
+
+def test_the_mean_of_many_windows_is_exact_in_half_precision():
+    task = make_task(long="windows")
+    model = model_for(task, context=8).bfloat16()
+    batch = task.examples(labelled(LETTERS * 120, "abc"), length=8).batch([0, 1])
+    assert (batch.example_ids == 0).sum() > 256  # bfloat16 counts no further
+    vectors = pool(task.token_features(model, batch), batch.padding, task.config.pool)
+    mean = vectors[batch.example_ids == 0].float().mean(0)
+    assert torch.equal(task.pooled_features(model, batch)[0].float(), mean.bfloat16().float())
 
 
 @pytest.mark.parametrize("pooling", POOLS)
@@ -321,3 +340,11 @@ def test_class_predictions_equal_single_predictions(separator):
             assert prediction["label"] == "|".join(prediction["labels"])
     assert {type(p) for prediction in predictions for p in prediction["probabilities"].values()} == {float}
     assert class_predictions(config, []) == []
+
+
+def test_class_weights_first_used_in_a_validation_serve_training():
+    task = make_task(class_weights=(0.5, 1.25, 2.75))
+    model, batch = model_for(task), task.examples(labelled("abc", "ji", labels=[0, 2]), length=8).batch([0, 1])
+    with torch.inference_mode():
+        task.losses(model, batch)
+    sum(value for name, value in task.losses(model, batch).items() if name == "label").backward()

@@ -7,7 +7,7 @@ import headstock
 from headstock.train import step
 from headstock.train.run_folder import RunFolder
 from tests.conftest import TINY
-from tests.train.processes import start_functions
+from tests.train.processes import start_functions, start_ranks
 
 # one document per row: processes have different numbers of tokens
 SETTINGS = TINY | {"depth": 1, "batch": 8, "rows": "padded", "log_every": 1, "validate_every": 10}
@@ -56,3 +56,18 @@ def test_losses_do_not_depend_on_the_number_of_processes(curves):
         assert difference(alone, curves(processes, parallel=parallel)) < 1e-11, (processes, parallel)
     wrong = curves(2, wrong=True, steps=5)["loss"]
     assert max(abs(a - b) for a, b in zip(wrong, alone["loss"], strict=False)) > 1e-4
+
+
+def test_layers_above_the_one_that_is_read_have_no_gradients(corpus, tmp_path):
+    headstock.pretrain(corpus, out=tmp_path / "source", settings=SETTINGS | {"depth": 2, "steps": 1}, report=False)
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text,label\n" + "Anne likes Paris.,a\nBen sees the sea.,b\n" * 8)
+    settings = [f"--set={setting}" for setting in ('layers="1"', "epochs=2", "least_steps=4", "batch=4")]
+    command = ["finetune", tmp_path / "source", "--train", rows, "--out", tmp_path / "tuned", "--device=cpu", *settings]
+    ranks = start_ranks(tmp_path / "rank", 2, *command, "--set=valid_fraction=0.3", OMP_NUM_THREADS="1")
+    try:
+        assert [rank.wait(120) for rank in ranks] == [0, 0], ranks[0].stderr
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert RunFolder(tmp_path / "tuned").results()["steps"] > 1

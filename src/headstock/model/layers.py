@@ -54,10 +54,13 @@ class BlockConfig:
 
 
 class RMSNorm(nn.RMSNorm):
-    """nn.RMSNorm with its weight in the dtype of the input, which mixed precision needs to reach the fused kernel."""
+    """nn.RMSNorm with weight and output in the dtype of the input, which mixed precision needs to be fast."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.normalized_shape, self.weight.type_as(x), self.eps)
+        if not x.is_cuda:
+            return F.rms_norm(x, self.normalized_shape, self.weight.type_as(x), self.eps)
+        with torch.autocast("cuda", enabled=False):  # which widens to float32 from torch 2.12 on; the kernel sums in it
+            return F.rms_norm(x, self.normalized_shape, self.weight.type_as(x), self.eps)
 
 
 class LayerNorm(nn.LayerNorm):

@@ -290,7 +290,8 @@ def multilabel_losses(logits: Tensor, labels: Tensor, weights: Tensor | None, sm
 @lru_cache(maxsize=8)
 def weights_on(device: torch.device, weights: tuple[float, ...]) -> Tensor:
     """Cached on the device: a copy in every step would synchronize."""
-    return torch.tensor(weights, device=device)
+    with torch.inference_mode(False):  # the first call may be in a validation, and training cannot use its tensors
+        return torch.tensor(weights, device=device)
 
 
 def mean_nll(probabilities: np.ndarray, labels: np.ndarray) -> float:

@@ -112,7 +112,16 @@ class PooledTextTask(LabelledTask):
             sizes = np.array([sum(map(len, row)) for row in rows], dtype=np.int64) + PAIR_SPECIAL_TOKENS
         else:
             sizes = np.fromiter(map(len, rows), np.int64, len(rows)) + len(self.special)
-        return sizes if self.long == "windows" and not self.is_pair else np.minimum(sizes, length)
+            if self.long == "windows":
+                return self.window_tokens(sizes, length)
+        return np.minimum(sizes, length)
+
+    def window_tokens(self, sizes: np.ndarray, length: int) -> np.ndarray:
+        """The tokens in all windows of texts that have `sizes` tokens with special ones; half a window overlaps."""
+        special, capacity = len(self.special), self.special.capacity(length)
+        stride = max(1, capacity // 2)
+        further = np.maximum(0, -(-(sizes - special - capacity) // stride))  # windows after the first
+        return sizes + further * (capacity - stride + special)
 
     def sequences(self, tokens: Sequence[Any], length: int) -> list[list[int]]:
         """A row as one sequence of at most `length` tokens, or a text as overlapping windows."""
@@ -162,9 +171,12 @@ class PooledTextTask(LabelledTask):
             return vectors
         # reading the count from the labels avoids a GPU synchronization
         count = len(batch.labels["label"]) if "label" in batch.labels else int(batch.example_ids[-1]) + 1
-        sums = vectors.new_zeros(count, *vectors.shape[1:]).index_add(0, batch.example_ids, vectors)
-        window_counts = vectors.new_zeros(count).index_add(0, batch.example_ids, vectors.new_ones(len(vectors)))
-        return sums / window_counts.view(-1, *[1] * (vectors.dim() - 1))
+        # a product instead of index_add, which on a GPU adds in any order, and in half precision rounds each sum
+        windows_of = batch.example_ids == torch.arange(count, device=vectors.device)[:, None]  # (N, windows)
+        with torch.autocast(vectors.device.type, enabled=False):
+            sums = windows_of.float() @ vectors.float().flatten(1)
+        means = sums / windows_of.sum(1, keepdim=True)
+        return means.view(count, *vectors.shape[1:]).type_as(vectors)
 
     def compute_features(self, model: Model, batch: Batch) -> list[list[Tensor]]:
         """Only the pooled features."""

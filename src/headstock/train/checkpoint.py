@@ -140,7 +140,7 @@ class Checkpointer:
         return True
 
     def save(self, state: TrainState) -> None:
-        if state.best_step == state.step:
+        if state.best_step == state.step and self.settings.weights == "best":
             tensors = self.model.tensors() if self.ema is None else self.ema.tensors
             self.best = {name: tensor.clone() for name, tensor in tensors.items()}
 

@@ -47,12 +47,12 @@ class DistributedContext:
         dist.all_reduce(shared)
         return shared.tolist()
 
-    def wrap(self, module: nn.Module, *, unfreezing: bool = False) -> nn.Module:
-        """Average the module's gradients over all processes. If `unfreezing`, some weights may have none at first."""
+    def wrap(self, module: nn.Module, *, unused: bool = False) -> nn.Module:
+        """Average the module's gradients over all processes. If `unused`, some weights may have none."""
         if self.size == 1 or is_sharded(module):  # a sharded module does so itself
             return module
         devices = [self.device] if self.device.type == "cuda" else None
-        return DistributedDataParallel(module, device_ids=devices, find_unused_parameters=unfreezing)
+        return DistributedDataParallel(module, device_ids=devices, find_unused_parameters=unused)
 
     def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
         """Do not communicate gradients: only the last micro-batch of a step has to."""

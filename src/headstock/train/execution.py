@@ -88,11 +88,13 @@ def step_seconds(
     """Estimated seconds of a plain step's arithmetic and of its kernel launches; the longer one determines its time."""
     rows = settings.batch // distributed.size
     lengths = getattr(sampler.examples, "lengths", None)
-    length = sampler.length if lengths is None else min(sampler.length, max(1, round(float(np.mean(lengths)))))
+    # the tokens of a row, in all its windows
+    mean = sampler.length if lengths is None else max(1, round(float(np.mean(lengths))))
+    length = min(sampler.length, mean)
     flops = flops_per_token(model_cost(model, task, model_dimensions(model, length=length)), training=True)
     peak = FLOPS * torch.cuda.get_device_properties(distributed.device).multi_processor_count
     micro_batches = -(-rows // (settings.micro_batch or rows))
-    tokens = rows * length if settings.batch_tokens is None else settings.batch_tokens
+    tokens = rows * mean if settings.batch_tokens is None else settings.batch_tokens
     return float(flops) * tokens / peak, LAUNCH_SECONDS * model.backbone.depth * micro_batches
 
 
@@ -131,7 +133,8 @@ def build_step(
     """The optimizer step of a run, as its execution mode, processes and memory require."""
     if mode in ("compiled", "both"):
         module = compile_module(module)
-    module = distributed.wrap(module, unfreezing=settings.unfreeze is not None).train()
+    below_top = getattr(getattr(task, "config", None), "layers", "last").isdecimal()  # blocks above get no gradient
+    module = distributed.wrap(module, unused=settings.unfreeze is not None or below_top).train()
     kind = GraphedStep if uses_graphs(mode) else TrainingStep
     return MicroBatching(kind(module, task, optimizers, settings, distributed), split, settings.micro_batch)
 

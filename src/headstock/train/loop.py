@@ -120,12 +120,14 @@ def train(
                 is_best = settings.weights == "best" and state.best_step == state.step
                 if due or signal or is_best:
                     state.window = {"losses": meter.state(), "seen": train_metrics.state(distributed)}
+                    state.spikes = spikes.count if spikes else 0  # on a GPU, reading the losses counts the last ones
                     checkpointer.save(state)
             state.seconds = clock()
             checkpointer.check()
             if signal is not None:
                 checkpointer.wait()
                 raise Interrupted(f"stopped after step {state.step}{checkpointer.resume_hint(state.step)}", signal)
+    state.spikes = spikes.count if spikes else 0
     checkpointer.finish(state)
     if settings.weights == "last":
         state.best_step = state.step  # the weights that are kept are those of this step

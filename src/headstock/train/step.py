@@ -151,7 +151,7 @@ class MicroBatching:
     """A training step whose micro-batch size is halved each time memory runs out.
 
     The losses of a step are divided by the counts of the whole step, so its loss and gradients do not depend on the
-    micro-batch size; only the dropout masks differ.
+    micro-batch size; only the dropout masks differ, and the pairs of SetFit, which are those within a micro-batch.
     """
 
     def __init__(self, step: TrainingStep, split: Split, size: int | None):

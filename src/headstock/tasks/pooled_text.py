@@ -173,8 +173,9 @@ class PooledTextTask(LabelledTask):
         count = len(batch.labels["label"]) if "label" in batch.labels else int(batch.example_ids[-1]) + 1
         # a product instead of index_add, which on a GPU adds in any order, and in half precision rounds each sum
         windows_of = batch.example_ids == torch.arange(count, device=vectors.device)[:, None]  # (N, windows)
+        dtype = torch.promote_types(vectors.dtype, torch.float32)
         with torch.autocast(vectors.device.type, enabled=False):
-            sums = windows_of.float() @ vectors.float().flatten(1)
+            sums = windows_of.to(dtype) @ vectors.to(dtype).flatten(1)
         means = sums / windows_of.sum(1, keepdim=True)
         return means.view(count, *vectors.shape[1:]).type_as(vectors)
 

@@ -16,6 +16,7 @@ import tomllib
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import combinations
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -317,10 +318,14 @@ def summarize(recipe: dict[str, Any], out: Path, rows: Records, folds: list[Spli
     classes = class_names(rows)
     truth = np.array([classes.index(label) for label in rows.labels or []])
     numbers = np.concatenate([split.numbers for split in folds if split.numbers is not None])
-    correct = {}
-    for name in [*folds[0].teachers, TFIDF, TOGETHER, f"{STUDENT}-0"]:
-        values = np.concatenate([read_probabilities(split.folder / f"{name}.jsonl", classes) for split in folds])
-        correct[name] = (values.argmax(1) == truth[numbers]).astype(float)
+    names = [*folds[0].teachers, TFIDF, TOGETHER, f"{STUDENT}-0"]
+    predictions = {
+        name: np.concatenate([read_probabilities(split.folder / f"{name}.jsonl", classes) for split in folds])
+        for name in names
+    }
+    for pair in combinations([*folds[0].teachers, TFIDF], 2):
+        predictions[" and ".join(pair)] = combine([predictions[name] for name in pair], np.full(2, 0.5))
+    correct = {name: (values.argmax(1) == truth[numbers]).astype(float) for name, values in predictions.items()}
     summary["cross_validation"] = {
         "rows": len(numbers),
         "accuracy": {name: item_interval(part)._asdict() for name, part in correct.items()},

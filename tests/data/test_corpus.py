@@ -198,6 +198,11 @@ def test_missing_files_are_reported_together_with_the_nearest_names(tmp_path):
     assert "did you mean 'block'" in refusal(tmp_path / "reviews.txt", documents="blocks")
 
 
+def test_a_text_in_place_of_a_path_is_refused():
+    with pytest.raises(UserError, match="cannot be read"):
+        read_corpus("This is the text itself. " * 40)
+
+
 def test_invalid_text_is_reported_with_its_location(tmp_path):
     assert refusal(write(tmp_path, "a.txt", "")).endswith("a.txt: empty")
     assert refusal(write(tmp_path, "a.txt.gz", gzip.compress(b""))).endswith("a.txt.gz: empty")

@@ -81,6 +81,12 @@ def test_each_layout_is_read(folder):
         read_rows(folder / "MRPC/dev.tsv", tasks["rte"])
 
 
+def test_an_empty_file_has_no_columns(tmp_path):
+    (tmp_path / "train.tsv").touch()
+    with pytest.raises(UserError, match="no column"):
+        read_rows(tmp_path / "train.tsv", glue_tasks(["SST-2"])[0])
+
+
 def test_missing_tasks_are_named(folder):
     found, missing = find_tasks(folder, glue_tasks())
     assert set(found) == {"cola", "mrpc", "sts-b", "mnli"}

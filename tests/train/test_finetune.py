@@ -157,6 +157,9 @@ def test_the_weights_of_the_best_epoch_are_kept(causal, tune, tmp_path):
     assert done["best_epoch"] < 8
     assert done["valid"]["accuracy"] == max(curve)
     assert headstock.load(tmp_path / "run").evaluate(valid)["accuracy"] == max(curve)
+    last = tune(causal, "last", QUICK | {"epochs": 8, "lr": 0.01, "weights": "last"}, valid=valid)
+    assert last["best_epoch"] == 8 and last["best_step"] == last["steps"]
+    assert last["valid"]["accuracy"] == curve[-1]
 
 
 def test_training_stops_after_validations_without_improvement(causal, tune):

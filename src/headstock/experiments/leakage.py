@@ -71,7 +71,9 @@ def search_run(run: RunFolder, records: Records, folder: Path) -> tuple[RunLeaka
     """
     settings = corpus_settings(run)
     if settings is None:
-        return RunLeakage(str(run), checked=False, why="it is not known what it, or a run before it, read"), set()
+        return RunLeakage(
+            str(run), checked=False, why="its text, or that of a run it started from, is not recorded"
+        ), set()
     texts = [*records.display_texts, *records.columns.get("target", [])]  # target texts may occur in the corpus too
     path = folder / "leakage" / f"{run.path.name}-{fingerprint(str(run.path.resolve()))[:8]}.json"
     try:

@@ -33,6 +33,7 @@ class AuxiliaryLosses(Task):
     def __init__(self, task: LabelledTask, *, objective: Task | None = None, lm_loss: float = 0.0, r_drop: float = 0.0):
         super().__init__(task.config, task.tokenizer)
         self.task, self.objective, self.weights = task, objective, {LM_HEAD: lm_loss, R_DROP: r_drop}
+        self.has_unused_parameters = task.has_unused_parameters
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
         heads = {} if self.objective is None else {LM_HEAD: self.objective.heads(backbone)[LM_HEAD]}

@@ -86,6 +86,7 @@ class Task(ABC):
     needs_encoder_decoder: ClassVar[bool] = False  # batches have a source
     needs_bilm: ClassVar[bool] = False  # the backbone must have a forward and a backward direction
     needs_sentences: bool = False  # the token store must mark sentence boundaries
+    has_unused_parameters: bool = False  # some weights of the model get no gradient
 
     # What a model of this task can do
     is_language_model: bool = False  # the loss is per token, so that its exponential is a perplexity

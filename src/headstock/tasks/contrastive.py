@@ -31,6 +31,7 @@ class ContrastivePairs(Task):
     def __init__(self, classifier: Classify):
         super().__init__(classifier.config, classifier.tokenizer)
         self.classifier = classifier
+        self.has_unused_parameters = classifier.has_unused_parameters
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
         return {}

@@ -171,6 +171,7 @@ class LabelledTask(Task):
     def __init__(self, config: Any, tokenizer: Tokenizer | None):
         """Without a tokenizer, only predictions can be scored."""
         super().__init__(config, tokenizer)  # type: ignore[arg-type]
+        self.has_unused_parameters = getattr(config, "layers", "last").isdecimal()  # those of the layers above
         if tokenizer is not None:
             self.special = special_tokens_for(self, tokenizer)
             self.bos, self.pad_id = self.special.prefix[0], self.special.pad

@@ -113,15 +113,15 @@ class PooledTextTask(LabelledTask):
         else:
             sizes = np.fromiter(map(len, rows), np.int64, len(rows)) + len(self.special)
             if self.long == "windows":
-                return self.window_tokens(sizes, length)
+                long = np.flatnonzero(sizes > length).tolist()
+                sizes[long] = [self.window_tokens(len(rows[row]), length) for row in long]
+                return sizes
         return np.minimum(sizes, length)
 
-    def window_tokens(self, sizes: np.ndarray, length: int) -> np.ndarray:
-        """The tokens in all windows of texts that have `sizes` tokens with special ones; half a window overlaps."""
-        special, capacity = len(self.special), self.special.capacity(length)
-        stride = max(1, capacity // 2)
-        further = np.maximum(0, -(-(sizes - special - capacity) // stride))  # windows after the first
-        return sizes + further * (capacity - stride + special)
+    def window_tokens(self, count: int, length: int) -> int:
+        """The tokens in all windows of a text of `count` tokens, with special tokens."""
+        parts = windows(count, self.special.capacity(length))
+        return sum(part.end - part.start + len(self.special) for part in parts)
 
     def sequences(self, tokens: Sequence[Any], length: int) -> list[list[int]]:
         """A row as one sequence of at most `length` tokens, or a text as overlapping windows."""

@@ -47,12 +47,12 @@ class DistributedContext:
         dist.all_reduce(shared)
         return shared.tolist()
 
-    def wrap(self, module: nn.Module, *, unused: bool = False) -> nn.Module:
-        """Average the module's gradients over all processes. If `unused`, some weights may have none."""
+    def wrap(self, module: nn.Module, *, find_unused_parameters: bool = False) -> nn.Module:
+        """Average the module's gradients over all processes, of which some weights may have none if said so."""
         if self.size == 1 or is_sharded(module):  # a sharded module does so itself
             return module
         devices = [self.device] if self.device.type == "cuda" else None
-        return DistributedDataParallel(module, device_ids=devices, find_unused_parameters=unused)
+        return DistributedDataParallel(module, device_ids=devices, find_unused_parameters=find_unused_parameters)
 
     def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
         """Do not communicate gradients: only the last micro-batch of a step has to."""

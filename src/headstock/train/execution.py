@@ -133,8 +133,8 @@ def build_step(
     """The optimizer step of a run, as its execution mode, processes and memory require."""
     if mode in ("compiled", "both"):
         module = compile_module(module)
-    below_top = getattr(getattr(task, "config", None), "layers", "last").isdecimal()  # blocks above get no gradient
-    module = distributed.wrap(module, unused=settings.unfreeze is not None or below_top).train()
+    unused = settings.unfreeze is not None or task.has_unused_parameters
+    module = distributed.wrap(module, find_unused_parameters=unused).train()
     kind = GraphedStep if uses_graphs(mode) else TrainingStep
     return MicroBatching(kind(module, task, optimizers, settings, distributed), split, settings.micro_batch)
 

@@ -29,6 +29,7 @@ class FixedVectors:
     """Stands in for a classifier whose pooled features are given."""
 
     config = tokenizer = None
+    has_unused_parameters = False
 
     def __init__(self, vectors):
         self.vectors = vectors

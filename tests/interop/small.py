@@ -75,7 +75,7 @@ def scores(pipeline: Pipeline, inputs: dict[str, Tensor], targets: Tensor | None
     if targets is not None:
         batch = Batch(targets, source=batch)
     hidden = pipeline.model(batch).hidden
-    if pipeline.task.name in ("classify", "pair"):
+    if pipeline.task.name in ("classify", "pair", "regress"):
         return pipeline.model.heads["label"](pool(hidden, batch.padding, pipeline.task.config.pool))
     head = {"tag": "tag", "answer": "span", "headless": None}.get(pipeline.task.name, "token")
     return hidden if head is None else pipeline.model.heads[head](hidden)

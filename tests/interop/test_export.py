@@ -420,3 +420,106 @@ def test_a_folder_trained_further_is_imported_by_its_own_config(tmp_path):
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     with torch.no_grad():
         assert torch.allclose(scores(load(imported.path, device="cpu"), inputs), model(**inputs).logits, atol=1e-4)
+
+
+CUSTOM: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # heads that transformers lacks: model and task settings
+    "qwen3 mean": (NORMED, CLASSES | {"pool": "mean", "opening": "cls"}),
+    "gpt concat": (GPT, CLASSES | {"pool": "concat"}),
+    "llama max": (MODERN, CLASSES | {"pool": "max", "dense": "gelu"}),
+    "eurobert concat": (BOTH, CLASSES | {"pool": "concat", "opening": "cls", "separator": ","}),
+    "bert mean": (BERT, CLASSES | {"pool": "mean", "dense": "tanh", "opening": "cls", "closed": True}),
+    "bert pair": (BERT, CLASSES | {"name": "pair", "pool": "max", "opening": "cls", "head_bias": False}),
+    "qwen3 last": (NORMED, CLASSES | {"pool": "last", "opening": "cls"}),
+    "qwen3 cls": (NORMED, CLASSES | {"pool": "cls", "opening": "cls"}),
+    "number": (NORMED, {"name": "regress", "pool": "mean", "opening": "cls", "mean": 3.0, "std": 2.0}),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CUSTOM)
+def test_a_head_that_transformers_lacks_is_exported_as_code(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    model, task = CUSTOM[name]
+    run = small_run(tmp_path / "run", model, task, kind=kind_for(model))
+    with pytest.raises(UserError, match=r"no exact export.* with --custom-code"):
+        export_run(run, tmp_path / "exported")
+    exported = export_run(run, tmp_path / "exported", custom_code=True)
+    assert exported["architecture"] == "HeadstockForSequenceClassification"
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported")
+    theirs, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "exported", trust_remote_code=True, output_loading_info=True
+    )
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
+    first, second = texts_for(task)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported", trust_remote_code=True)
+    inputs = tokenizer(first, second, padding=True, truncation=True, max_length=24, return_tensors="pt")
+    pipeline = load(run.path, device="cpu")
+    ours, logits = scores(pipeline, inputs), theirs.eval()(**inputs).logits
+    assert ours.shape == logits.shape and ours.std() > 0.05
+    assert distance(ours, logits, None) < 1e-4
+    shuffled = inputs | {"input_ids": inputs["input_ids"].roll(1, 0)}
+    assert distance(scores(pipeline, shuffled), logits, None) > 1e-2  # the control
+    if not model.get("segments") and model.get("positions") == "rotary":  # relative positions: padding on the left
+        left = tokenizer(
+            first, second, padding=True, truncation=True, max_length=24, return_tensors="pt", padding_side="left"
+        )
+        assert not left["attention_mask"][:, 0].all()
+        assert distance(theirs(**left).logits, logits, None) < 1e-4
+    imported = import_run(tmp_path / "exported", out=tmp_path / "imported")
+    weights = imported.weights()
+    for key, tensor in run.weights().items():  # those of a number's head were in the units of the label
+        assert torch.equal(weights[key], tensor) or ("std" in task and torch.allclose(weights[key], tensor))
+    assert {part: imported.config()[part] for part in ("model", "task")} == {
+        part: run.config()[part] for part in ("model", "task")
+    }
+
+
+def test_an_export_with_code_is_fine_tuned_and_saved_by_transformers(tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    run = small_run(tmp_path / "run", NORMED, CLASSES | {"pool": "mean", "opening": "cls"})
+    export_run(run, tmp_path / "exported", custom_code=True)
+    load_model = transformers.AutoModelForSequenceClassification.from_pretrained
+    model = load_model(tmp_path / "exported", trust_remote_code=True).train()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported", trust_remote_code=True)
+    inputs = tokenizer(some_texts(6, seed=3), padding=True, truncation=True, max_length=24, return_tensors="pt")
+    labels, optimizer = torch.tensor([0, 1, 2, 0, 1, 2]), torch.optim.Adam(model.parameters(), 1e-2)
+    losses = []
+    for _ in range(8):
+        loss = model(**inputs, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0] - 0.2
+    model.eval().save_pretrained(tmp_path / "saved")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    again = load_model(tmp_path / "saved", trust_remote_code=True).eval()
+    imported = load(import_run(tmp_path / "saved", out=tmp_path / "imported").path, device="cpu")
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        assert torch.equal(again(**inputs).logits, expected)
+    assert distance(scores(imported, inputs), expected, None) < 1e-4
+
+
+def test_the_pipeline_of_an_export_with_code_predicts_as_the_run_does(tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    run = small_run(tmp_path / "run", NORMED, CLASSES | {"pool": "mean", "opening": "cls"})
+    exported = export_run(run, tmp_path / "exported", custom_code=True)
+    (call,) = exported["try"]
+    classify = eval(call, {"pipeline": transformers.pipeline})
+    prediction = load(run.path, device="cpu").predict("Zoë, 42")[0]
+    (output,) = classify(["Zoë, 42"], top_k=None)
+    assert {row["label"]: pytest.approx(row["score"], abs=1e-5) for row in output} == prediction["probabilities"]
+
+
+def test_custom_code_is_only_used_where_it_is_needed(tmp_path):
+    run = small_run(tmp_path / "run", BOTH, CLASSES | {"pool": "mean", "opening": "cls"})
+    exported = export_run(run, tmp_path / "exported", custom_code=True)
+    assert exported["architecture"] == "EuroBertForSequenceClassification"
+    assert not (tmp_path / "exported" / "modeling_headstock.py").exists()
+    layers = small_run(tmp_path / "layers", NORMED, CLASSES | {"layers": "mix"})
+    with pytest.raises(UserError, match=r"task\.layers is 'mix', not 'last'"):
+        export_run(layers, tmp_path / "refused", custom_code=True)
+    with pytest.raises(UserError, match="--custom-code: requires --to huggingface, not --to onnx"):
+        export_run(run, tmp_path / "refused", to="onnx", custom_code=True)

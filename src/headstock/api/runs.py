@@ -200,6 +200,7 @@ def export_run(
     int8: bool = False,
     measure: LabelledData | None = None,
     embedding: bool = False,
+    custom_code: bool = False,
     overwrite: bool = False,
     push: str | None = None,
     private: bool = False,
@@ -208,8 +209,9 @@ def export_run(
     """Export a finished run with identical outputs; a run that the format cannot represent exactly is refused.
 
     `int8`, `measure` and `embedding` are for ONNX: quantized weights, the labelled rows on which their loss of accuracy
-    is measured, and a graph that returns text embeddings. `push` uploads the export to the repository ORG/NAME of the
-    Hugging Face Hub; with `dry_run` it is only listed.
+    is measured, and a graph that returns text embeddings. `custom_code` is for Hugging Face: a classification head that
+    transformers does not have becomes a module in the folder. `push` uploads the export to the repository ORG/NAME of
+    the Hugging Face Hub; with `dry_run` it is only listed.
     """
     from headstock import interop
 
@@ -224,6 +226,7 @@ def export_run(
         int8=int8,
         measure=file,
         embedding=embedding,
+        custom_code=custom_code,
         overwrite=overwrite,
         push=push,
         private=private,

@@ -23,6 +23,9 @@ def export(
     int8: Annotated[bool, "With onnx: also write an int8 model."] = False,
     measure: Annotated[Path | None, "With --int8: labelled file on which to measure its accuracy."] = None,
     embedding: Annotated[bool, "With onnx: export text embeddings instead of the run's head."] = False,
+    custom_code: Annotated[
+        bool, "With huggingface: allow a classification head that transformers lacks, as a module in the folder."
+    ] = False,
     overwrite: Overwrite = False,
     push: Annotated[str | None, "With huggingface: upload to the repository ORG/NAME of the Hugging Face Hub."] = None,
     private: Annotated[bool, "With --push: make a new repository private."] = False,
@@ -35,7 +38,13 @@ def export(
     from headstock.interop import export_run
 
     options: dict[str, Any] = {"to": to, "int8": int8, "measure": measure, "embedding": embedding}
-    options |= {"overwrite": overwrite, "push": push, "private": private, "dry_run": dry_run}
+    options |= {
+        "custom_code": custom_code,
+        "overwrite": overwrite,
+        "push": push,
+        "private": private,
+        "dry_run": dry_run,
+    }
     result = export_run(run, folder, **options)
     architecture = f" as {result['architecture']}" if "architecture" in result else ""
     upload = result.get("push", {})

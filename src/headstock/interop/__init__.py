@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 FORMATS = ("huggingface", "onnx", "gguf", "lab")
 MARKER = "headstock.json"  # identifies an export whose other files do not
 # every file an export may contain: a folder with any other file is not replaced
-HUGGINGFACE = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json")
+HUGGINGFACE = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "modeling_headstock.py")
 TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
 ONNX = ("model.onnx", "model.onnx.data", "model_int8.onnx", "model.json")
 LAB = ("model.pt", "dict.txt", "sentencepiece.model", MARKER)
@@ -31,6 +31,7 @@ def export_run(
     int8: bool = False,
     measure: str | Path | None = None,
     embedding: bool = False,
+    custom_code: bool = False,
     overwrite: bool = False,
     push: str | None = None,
     private: bool = False,
@@ -39,7 +40,8 @@ def export_run(
     """Export a finished run with identical outputs; a run that the format cannot represent exactly is refused.
 
     `int8`, `measure` and `embedding` are for ONNX: quantized weights, the labelled file on which their loss of accuracy
-    is measured, and a graph that returns text embeddings instead of the output of the run's head.
+    is measured, and a graph that returns text embeddings instead of the output of the run's head. `custom_code` is for
+    Hugging Face: a classification head that transformers does not have becomes a module in the folder.
 
     `push` uploads the export to the repository ORG/NAME of the Hugging Face Hub; with `dry_run` it is only listed.
     """
@@ -48,7 +50,7 @@ def export_run(
             raise UserError(f"{'--dry-run' if dry_run else '--private'}: requires --push ORG/NAME")
         if folder is None:
             raise UserError("expected a folder to create, or --push ORG/NAME")
-        return write_export(run, Path(folder), to, int8, measure, embedding, overwrite=overwrite)
+        return write_export(run, Path(folder), to, int8, measure, embedding, custom_code, overwrite=overwrite)
     from headstock.interop.hub import check_push_target, push_folder
 
     repo = check_push_target(push)
@@ -56,7 +58,9 @@ def export_run(
         raise UserError(f"--push {push}: requires --to huggingface, not --to {to}")
     with tempfile.TemporaryDirectory() as temporary:
         target = Path(temporary) / "export" if folder is None else Path(folder)
-        result = write_export(run, target, to, int8, measure, embedding, overwrite=overwrite, location=repo)
+        result = write_export(
+            run, target, to, int8, measure, embedding, custom_code, overwrite=overwrite, location=repo
+        )
         return result | {"push": push_folder(target, repo, private=private, dry_run=dry_run)}
 
 
@@ -67,6 +71,7 @@ def write_export(
     int8: bool,
     measure: str | Path | None,
     embedding: bool,
+    custom_code: bool,
     *,
     overwrite: bool,
     location: str | None = None,
@@ -80,6 +85,8 @@ def write_export(
     if to != "onnx" and any(onnx_options.values()):
         option = next(option for option, is_set in onnx_options.items() if is_set)
         raise UserError(f"{option}: requires --to onnx, not --to {to}")
+    if custom_code and to != "huggingface":
+        raise UserError(f"--custom-code: requires --to huggingface, not --to {to}")
     source = run if isinstance(run, RunFolder) else open_run(run)
     check_target(target, overwrite=overwrite)
     if target.exists():
@@ -99,7 +106,7 @@ def write_export(
         return export_lab(source, target)
     from headstock.interop.huggingface import export_folder
 
-    return export_folder(source, target, location=location)
+    return export_folder(source, target, custom_code=custom_code, location=location)
 
 
 def import_run(

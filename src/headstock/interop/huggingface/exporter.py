@@ -1,8 +1,10 @@
-"""Exports a run as a folder that `AutoModel` and `AutoTokenizer` load without custom code."""
+"""Exports a run as a folder that `AutoModel` and `AutoTokenizer` load, without custom code unless it is asked for."""
 
 import json
 import logging
 import re
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from headstock.errors import UserError
 from headstock.inference.pipeline import Pipeline, load
 from headstock.interop import LAYOUT
 from headstock.interop.huggingface.architecture import Architecture, ExportSpec, all_architectures
+from headstock.interop.huggingface.custom_code import MODULE, CustomClassifier
 from headstock.interop.huggingface.tokenizer import tokenizer_files, tokenizer_problems
 from headstock.interop.tensor_map import export_tensors
 from headstock.io import atomic_folder, write_json, write_text
@@ -45,15 +48,18 @@ PIPELINE_CALLS = {  # pipeline: its arguments and a call, in the README's exampl
 }
 
 
-def export_folder(run: RunFolder, folder: Path, *, location: str | None = None) -> dict[str, Any]:
+def export_folder(
+    run: RunFolder, folder: Path, *, custom_code: bool = False, location: str | None = None
+) -> dict[str, Any]:
     """Write a run as a Hugging Face folder; raises with every reason if no architecture represents it exactly.
 
-    The card says how to load the model from `location`, ORG/NAME of the Hub, by default from the folder.
+    With `custom_code` a classification head that transformers does not have becomes a module in the folder. The card
+    says how to load the model from `location`, ORG/NAME of the Hub, by default from the folder.
     """
     run_config = make_config(run.config())
     if run_config.transfer and run_config.transfer.ensemble > 1:
         raise UserError(f"{run}: is an ensemble; export one of its models, such as {run.member(0)}")
-    architecture = choose_architecture(run, run_config)
+    architecture = choose_architecture(run, run_config, custom_code=custom_code)
     pipeline = load(run.path, device="cpu")
     spec = architecture.export_spec(run_config)
     logger.info(f"{run}: exporting as {spec.head}")
@@ -70,6 +76,8 @@ def export_folder(run: RunFolder, folder: Path, *, location: str | None = None) 
             write_text(temporary / name, text)
         if task.generates or task.needs_encoder_decoder:
             write_json(temporary / "generation_config.json", generation_config(pipeline))
+        if "auto_map" in spec.config:
+            shutil.copyfile(MODULE, temporary / MODULE.name)
         write_text(temporary / "README.md", export_card(run, spec, notes, location))
     return {
         "architecture": spec.head,
@@ -77,11 +85,13 @@ def export_folder(run: RunFolder, folder: Path, *, location: str | None = None) 
         "pipeline": spec.pipeline,
         "tensors": len(tensors),
         "remarks": notes,
-        "try": [f'pipeline("{spec.pipeline}", "{folder}")'] if spec.pipeline in PIPELINE_CALLS else [],
+        "try": [f'pipeline("{spec.pipeline}", "{folder}"{trust_argument(spec)})']
+        if spec.pipeline in PIPELINE_CALLS
+        else [],
     }
 
 
-def choose_architecture(run: RunFolder, run_config: RunConfig) -> Architecture:
+def choose_architecture(run: RunFolder, run_config: RunConfig, *, custom_code: bool = False) -> Architecture:
     """The first architecture that represents the run exactly; otherwise the error names the closest one."""
     architectures = all_architectures()
     candidates = [a for a in architectures if not a.import_only and a.family == run_config.family]
@@ -90,13 +100,25 @@ def choose_architecture(run: RunFolder, run_config: RunConfig) -> Architecture:
         raise UserError(
             f"{run}: no Hugging Face architecture for the family {run_config.family!r} (supported: {supported})"
         )
-    problems = {a: a.unsupported_settings(run_config) for a in candidates}
-    closest = min(candidates, key=lambda a: (len(problems[a]), a.name))
-    if reasons := tokenizer_problems(run.tokenizer()) + problems[closest]:
+    closest, reasons = closest_architecture(candidates, run_config)
+    if reasons:
+        custom, remaining = closest_architecture([CustomClassifier(a) for a in candidates], run_config)
+        if custom_code:
+            closest, reasons = custom, remaining
+        elif not remaining:
+            reasons.append("with --custom-code the folder can have a model class of its own")
+    if reasons := tokenizer_problems(run.tokenizer()) + reasons:
         raise UserError(
             f"{run}: no exact export. The closest architecture is {closest.title}, but {'; '.join(reasons)}"
         )
     return closest
+
+
+def closest_architecture(candidates: Sequence[Architecture], run_config: RunConfig) -> tuple[Architecture, list[str]]:
+    """The architecture with the fewest reasons why it cannot represent the run, and these."""
+    problems = {a: a.unsupported_settings(run_config) for a in candidates}
+    closest = min(candidates, key=lambda a: (len(problems[a]), a.name))
+    return closest, problems[closest]
 
 
 def export_notes(run_config: RunConfig, spec: ExportSpec) -> list[str]:
@@ -121,6 +143,8 @@ def config_json(pipeline: Pipeline, spec: ExportSpec) -> dict[str, Any]:
     run_settings = {"version": __version__, "model": {"family": run_config.family, **config.to_dict(run_config.model)}}
     run_settings |= {"task": {"name": run_config.objective, **config.to_dict(run_config.task)}}
     model = {"architectures": [spec.head], "model_type": spec.model_type, **spec.config}
+    if "backbone" in spec.config:
+        model["backbone"] = {**spec.config["backbone"], **token_ids}
     return model | token_ids | {"dtype": "float32", OWN_SECTION: run_settings}
 
 
@@ -143,6 +167,11 @@ def generation_config(pipeline: Pipeline) -> dict[str, Any]:
 # README.md: Hugging Face metadata, how to load the model, and the run's own model card
 
 
+def trust_argument(spec: ExportSpec) -> str:
+    """The argument with which transformers loads a folder with code of its own."""
+    return ", trust_remote_code=True" if "auto_map" in spec.config else ""
+
+
 def auto_class(head: str) -> str:
     return next((name for ending, name in AUTO_CLASSES.items() if head.endswith(ending)), "AutoModel")
 
@@ -154,9 +183,11 @@ def export_card(run: RunFolder, spec: ExportSpec, notes: list[str], location: st
     lines += [f"The Headstock run {name} as `{spec.head}`, with identical weights, tokens and outputs."]
     lines += ["", *(f"- {note}." for note in notes)] if notes else []
     lines += ["", "```python", f"from transformers import AutoTokenizer, {auto}", ""]
-    lines += [f'model = {auto}.from_pretrained("FOLDER")', 'tokenizer = AutoTokenizer.from_pretrained("FOLDER")']
+    path = f'"FOLDER"{trust_argument(spec)}'
+    lines += [f"model = {auto}.from_pretrained({path})", f"tokenizer = AutoTokenizer.from_pretrained({path})"]
     if spec.pipeline in PIPELINE_CALLS:
-        lines += ["", "from transformers import pipeline", "", f"print(pipeline{PIPELINE_CALLS[spec.pipeline]})"]
+        call = PIPELINE_CALLS[spec.pipeline].replace('"FOLDER"', path)
+        lines += ["", "from transformers import pipeline", "", f"print(pipeline{call})"]
     source = "FOLDER" if location is None else f"hf://{location}"
     lines = [line.replace("FOLDER", location or "FOLDER") for line in lines]
     lines += ["```", "", f"`headstock import {source} --out RUN` restores the run bit for bit.", ""]
@@ -167,6 +198,8 @@ def card_metadata(run: RunFolder, spec: ExportSpec) -> dict[str, Any]:
     """The front matter by which the Hub finds and shows a model."""
     origin, results = hub_origin(run), run.results()
     metadata: dict[str, Any] = {"library_name": "transformers", "tags": ["headstock", spec.model_type]}
+    if "auto_map" in spec.config:
+        metadata["tags"] = ["headstock", "custom_code"]
     if spec.pipeline:
         metadata["pipeline_tag"] = spec.pipeline
     if origin is not None:

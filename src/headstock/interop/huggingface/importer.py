@@ -12,6 +12,7 @@ import torch
 from headstock.config import malformed_as_user_error, read_settings
 from headstock.errors import HeadstockError, UserError
 from headstock.interop.huggingface.architecture import Architecture, ExportSpec, SourceModel, all_architectures
+from headstock.interop.huggingface.custom_code import MODEL_TYPE, CustomClassifier
 from headstock.interop.huggingface.exporter import OWN_SECTION
 from headstock.interop.huggingface.tokenizer import read_tokenizer
 from headstock.interop.imported_run import imported_config, load_checkpoint, write_imported_run
@@ -64,6 +65,8 @@ def import_folder(
 def find_architecture(hf_config: Mapping[str, Any], source: str) -> Architecture:
     architectures = {kind: architecture for architecture in all_architectures() for kind in architecture.model_types}
     kind = hf_config.get("model_type")
+    if kind == MODEL_TYPE and isinstance(backbone := hf_config.get("backbone"), dict):
+        return CustomClassifier(find_architecture(backbone, source))
     if not isinstance(kind, str) or kind not in architectures:
         supported = ", ".join(sorted(architectures))
         raise UserError(f"{source}/config.json: unsupported model_type {kind!r} (supported: {supported})")
@@ -80,13 +83,19 @@ def convert_exported(source: SourceModel, architecture: Architecture) -> Convert
         if architecture.unsupported_settings(run_config):
             return None
         spec = architecture.export_spec(run_config)
-        expected = json.loads(json.dumps(spec.config))
-        changed = any(source.config.get(key, value) != value for key, value in expected.items())
+        changed = differs(json.loads(json.dumps(spec.config)), source.config)
         if changed or spec.head not in source.config["architectures"]:
             return None
         return convert_tensors(source, architecture, run_config, spec)
     except (HeadstockError, LookupError, TypeError, ValueError, AttributeError):
         return None  # import it like any other folder
+
+
+def differs(expected: Any, actual: Any) -> bool:
+    """Whether a value of config.json is not the expected one; keys of either alone do not count."""
+    if isinstance(expected, dict) and isinstance(actual, Mapping):
+        return any(differs(value, actual.get(key, value)) for key, value in expected.items())
+    return bool(expected != actual)
 
 
 def convert(source: SourceModel, architecture: Architecture) -> ConvertedModel:

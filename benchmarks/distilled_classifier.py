@@ -71,8 +71,14 @@ def main() -> None:
             recipe["pretrain"], rows, options.recipe.parent, options.out, options.device, first, beside=pool
         )
         texts = write_pool(recipe, rows, options.out)
-        submit_teachers(recipe, runs, splits, texts, options, pool)
-        submit_students(recipe, splits, texts, options, pool)
+        for _, done in runs.values():  # pretrainings and fine-tunings at once may fill the memory of a GPU
+            done.result()
+        # the teachers of the next split go before the students, so that no process waits for the last teacher
+        submit_teachers(recipe, runs, splits[0], texts, options, pool)
+        for number, split in enumerate(splits):
+            if number + 1 < len(splits):
+                submit_teachers(recipe, runs, splits[number + 1], texts, options, pool)
+            submit_students(recipe, split, texts, options, pool)
         folds = []
         for split in splits:
             write_predictions(split, recipe, options.device)
@@ -165,22 +171,19 @@ def write_pool(recipe: dict[str, Any], rows: Records, out: Path) -> Path:
 def submit_teachers(
     recipe: dict[str, Any],
     runs: dict[str, tuple[Path, Future[None]]],
-    splits: list[Split],
+    split: Split,
     texts: Path,
     options: argparse.Namespace,
     pool: ProcessPoolExecutor,
 ) -> None:
-    """Train the teachers of each split when all backbones are there; both at once may fill the memory of a GPU."""
-    for _, done in runs.values():
-        done.result()
-    for split in splits:
-        for teacher, model in recipe["teachers"]["models"].items():
-            own = {key: value for key, value in model.items() if key != "run"}
-            settings = recipe["teachers"]["finetune"] | own | ({"ensemble": 1} if split.numbers is not None else {})
-            settings |= {"valid_fraction": HELD_OUT}
-            run, _ = runs[model["run"]]
-            arguments = (run, settings, split.train, split.held_out, split.folder / teacher, texts)
-            split.teachers[teacher] = pool.submit(train_teacher, *arguments, options.device)
+    """Train the teachers of a split: with folds one model each, otherwise as many as the recipe says."""
+    for teacher, model in recipe["teachers"]["models"].items():
+        own = {key: value for key, value in model.items() if key != "run"}
+        settings = recipe["teachers"]["finetune"] | own | ({"ensemble": 1} if split.numbers is not None else {})
+        settings |= {"valid_fraction": HELD_OUT}
+        run, _ = runs[model["run"]]
+        arguments = (run, settings, split.train, split.held_out, split.folder / teacher, texts)
+        split.teachers[teacher] = pool.submit(train_teacher, *arguments, options.device)
 
 
 def train_teacher(
@@ -197,17 +200,16 @@ def train_teacher(
 
 
 def submit_students(
-    recipe: dict[str, Any], splits: list[Split], texts: Path, options: argparse.Namespace, pool: ProcessPoolExecutor
+    recipe: dict[str, Any], split: Split, texts: Path, options: argparse.Namespace, pool: ProcessPoolExecutor
 ) -> None:
-    """Train the students of each split when its teachers are there."""
-    for split in splits:
-        for future in split.teachers.values():
-            future.result()
-        teachers = [split.folder / name for name in teacher_names(recipe)]
-        run = options.out / recipe["student"]["run"]
-        for seed in split.seeds:
-            arguments = (run, teachers, recipe, split.train, split.held_out, split.folder / f"{STUDENT}-{seed}")
-            split.students[seed] = pool.submit(train_student, *arguments, texts, seed, options.device)
+    """Train the students of a split when its teachers are there."""
+    for future in split.teachers.values():
+        future.result()
+    teachers = [split.folder / name for name in teacher_names(recipe)]
+    run = options.out / recipe["student"]["run"]
+    for seed in split.seeds:
+        arguments = (run, teachers, recipe, split.train, split.held_out, split.folder / f"{STUDENT}-{seed}")
+        split.students[seed] = pool.submit(train_student, *arguments, texts, seed, options.device)
 
 
 def train_student(

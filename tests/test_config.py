@@ -38,7 +38,7 @@ def test_valid_settings_round_trip():
 
 def test_all_problems_are_reported_with_hints():
     with pytest.raises(ConfigError) as caught:
-        config.from_dict(Outer, {"rat": 1, "kind": "tow", "inner": {"widht": 3, "names": [1]}, "maybe": "x"})
+        config.from_dict(Outer, {"rat": 1, "kind": "tow", "inner": {"widht": 3, "names": [True]}, "maybe": "x"})
     problems = dict(caught.value.problems)
     assert "did you mean 'rate'?" in problems["rat"]
     assert "did you mean 'two'?" in problems["kind"]
@@ -47,6 +47,13 @@ def test_all_problems_are_reported_with_hints():
     assert problems["size"] == "missing"
     assert "must be int or nothing" in problems["maybe"]
     assert "6 invalid settings" in str(caught.value)
+
+
+def test_a_whole_number_can_be_a_name():
+    settings = config.from_dict(Outer, {"size": 3, "inner": {"names": ["a", 1]}})
+    assert settings.inner.names == ("a", "1")
+    with pytest.raises(ConfigError, match=r"must be str, not 1\.5"):
+        config.from_dict(Outer, {"size": 3, "inner": {"names": [1.5]}})
 
 
 def test_a_bool_is_not_a_number():

@@ -82,8 +82,10 @@ def _convert(hint: Any, raw: Any, path: str, problems: Problems) -> Any:
     if type(raw) is int and not -(2**63) <= raw < 2**63:  # torch, numpy and our files use 64-bit integers
         problems.append((path, "must be a number of at most 18 digits"))
         return raw
-    if float in types and type(raw) is int:
+    if type(raw) is int and float in types:
         return float(raw)
+    if type(raw) is int and str in types and int not in types:  # a name that is a number, such as `layers=1`
+        return str(raw)
     if hint is not Any and type(raw) not in types:
         expected = " or ".join("nothing" if kind is NoneType else kind.__name__ for kind in types)
         problems.append((path, f"must be {expected}, not {quote(raw)}"))

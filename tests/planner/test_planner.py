@@ -5,6 +5,7 @@ import json
 import os
 import tomllib
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -68,6 +69,20 @@ def text(tmp_path_factory):
 @pytest.fixture(scope="module")
 def size(text):
     return measure_corpus(read_corpus(text))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def counted_once():
+    """A tokenizer is trained once for each vocabulary, however much text the sample stands for."""
+
+    count = cache(count_tokens)
+
+    def count_once(corpus, vocabulary):
+        return count(replace(corpus, bytes=0, documents=0), vocabulary)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner_module, "count_tokens", count_once)
+        yield
 
 
 def make_planner(size, *, minutes=None, objective=None):

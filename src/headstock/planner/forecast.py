@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 from headstock.cost.formulas import Dimensions, ExecutionContext
 from headstock.cost.model import model_cost, model_dimensions
@@ -15,7 +15,7 @@ from headstock.tasks.base import Task
 from headstock.train.budget import VALIDATIONS
 from headstock.train.execution import LAUNCH_SECONDS, ExecutionMode
 from headstock.train.models import blueprint
-from headstock.train.settings import RunConfig
+from headstock.train.settings import RunConfig, TrainSettings
 
 # Fitted to measured steps; a probe replaces them by measurements.
 MATMUL_EFFICIENCY = {"cpu": 0.5, "mps": 0.5, "cuda": 0.8}  # of the speed of large matrix products
@@ -53,8 +53,8 @@ class CostEstimate:
 
 
 def estimate_costs(run_config: RunConfig, machine: Machine) -> CostEstimate:
-    model, task = blueprint(run_config)
     settings = run_config.train
+    model, task = architecture(replace(run_config, train=TrainSettings()))
     length = settings.length or model.backbone.context or 256
     dimensions = model_dimensions(model, length=length, source_length=length)
     if machine.device == "cuda":  # packed rows use variable-length attention, without a mask
@@ -99,6 +99,12 @@ def estimate_costs(run_config: RunConfig, machine: Machine) -> CostEstimate:
         startup_seconds=startup * machine.slowdown,
         measured_parts=tuple(cost.measured_parts()),
     )
+
+
+@lru_cache(maxsize=32)
+def architecture(run_config: RunConfig) -> tuple[Model, Task]:
+    """The model without weights, built once for estimates with several batches and machines."""
+    return blueprint(run_config)
 
 
 def estimate_memory(

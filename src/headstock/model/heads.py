@@ -172,7 +172,7 @@ def pool(hidden: Tensor, padding: Tensor | None, pooling: Pooling) -> Tensor:
         return hidden[:, -1] if pooling == "last" else hidden.mean(1) if pooling == "mean" else hidden.amax(1)
     lengths = (~padding).sum(1)
     if pooling == "last":
-        return hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1]
+        return hidden[torch.arange(hidden.size(0), device=hidden.device), lengths - 1]
     mask = padding.view(*padding.shape, *[1] * (hidden.dim() - 2))
     if pooling == "max":
         return hidden.masked_fill(mask, -torch.inf).amax(1)

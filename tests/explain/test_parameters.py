@@ -60,7 +60,7 @@ def test_lab_model_tensors_match_pytorch():
 @pytest.mark.parametrize("preset", preset_names())
 def test_every_preset_matches_its_formula(preset):
     subject = open_subject(None, preset, ["vocabulary=900"], weights=False)
-    result = explain_parameters(subject)
+    result = explain_parameters(subject, length=16)  # what has no closed form is counted in a forward pass
     assert result.total == sum(parameter.numel() for parameter in subject.model.parameters())
     if subject.model.backbone.name not in ("transformer", "seq2seq", "recurrent", "elmo"):
         return  # counted on the module itself
@@ -132,6 +132,7 @@ def test_params_command(call, tmp_path):
     outline = Outline(page)
     check_sound(outline)
     assert "1,365,376" in outline.text and "D/A" in outline.text
+    assert str(Path.home()) not in page.read_text()
     call("explain", "params", "--preset", "modern-nano", "--out", tmp_path / "chart.svg")
     chart = (tmp_path / "chart.svg").read_text()
     assert chart.startswith("<svg xmlns") and "prefers-color-scheme: dark" in chart
@@ -184,11 +185,6 @@ def test_presets_are_counted_on_the_meta_device():
     subject = open_subject(None, "bert-base", weights=False)
     assert subject.model.device == torch.device("meta")
     assert render_page(parameter_document(explain_parameters(subject))).count("<section") == 5
-
-
-def test_pages_contain_no_local_path(tmp_path, call):
-    call("explain", "params", "--preset", "gpt-nano", "--out", tmp_path / "p.html")
-    assert str(Path.home()) not in (tmp_path / "p.html").read_text()
 
 
 def test_ways_to_fine_tune():

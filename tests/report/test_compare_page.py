@@ -32,6 +32,7 @@ from headstock.report.highlighted_text import (
 from headstock.report.pages import write_report
 from tests.report.browsing import Outline, check_sound, follows_colour_scheme, open_tab, view_page
 
+pytestmark = pytest.mark.usefixtures("chart_layout")
 STORY = "the film was a slow but honest story with good actors , no plot and bad jokes ; I liked it anyway"
 WORDS = STORY.split()
 ACCURACY = {"tfidf": (0.70, 0.045), "frozen": (0.72, 0.05), "scratch": (0.56, 0.10), "pretrained": (0.78, 0.05)}
@@ -102,7 +103,8 @@ def make_cell(rng: random.Random, arm: dict, labels: int, seed: int) -> dict:
     for epoch in range(1, 0 if arm["kind"] == "tfidf" else 9):
         progress = 1 - 0.6**epoch
         accuracies = {"train_accuracy": 0.5 + 0.49 * progress, "valid_accuracy": 0.5 + (accuracy - 0.5) * progress}
-        epochs.append({"epoch": epoch, **accuracies, "train_loss": 0.7 * 0.7**epoch, "valid_loss": 0.7 * 0.9**epoch})
+        losses = {"train_loss": 0.7 * 0.7**epoch, "valid_loss": 0.7 * 0.9**epoch} if labels > LEVELS[0] else {}
+        epochs.append({"epoch": epoch, **accuracies, **losses})
     return {
         "arm": arm["name"],
         "labels": labels,
@@ -120,7 +122,7 @@ def make_cell(rng: random.Random, arm: dict, labels: int, seed: int) -> dict:
     }
 
 
-def make_results(kinds=("pretrained", "scratch", "frozen", "tfidf"), labels=LEVELS, seeds=3, classes=None):
+def make_results(kinds=("pretrained", "frozen", "tfidf"), labels=LEVELS, seeds=3, classes=None):
     """A results.json of `headstock compare` with synthetic numbers."""
     rng = random.Random(7)
     classes = classes or ["negative", "positive"]
@@ -267,7 +269,7 @@ def write_run(folder: Path, results: dict, rows: list[dict]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory) -> dict[str, Path]:
+def pages(chart_layout, tmp_path_factory) -> dict[str, Path]:
     """Every kind of report, written once."""
     home = tmp_path_factory.mktemp("reports")
     with warnings.catch_warnings():
@@ -334,14 +336,15 @@ def test_clipped_tables_fade_at_the_edge(pages, browser):
 
 def test_every_chart_is_visible_and_follows_the_colour_scheme(pages, browser):
     light, dark = (view_page(browser, pages["full"], width=1280, scheme=scheme) for scheme in ("light", "dark"))
-    slugs = [f"{kind}-reviews" for kind in ("pretrained", "scratch", "frozen")]
+    slugs = [f"{kind}-reviews" for kind in ("pretrained", "frozen")]
     expected = {"accuracy", *(f"training-{count}-{slug}" for count in LEVELS for slug in slugs)}
+    expected |= {f"loss-{LEVELS[1]}-{slug}" for slug in slugs}  # the smaller number has no losses
     expected |= {f"{part}-{slug}" for part in ("lengths", "reliability") for slug in [*slugs, "tfidf"]}
     assert expected <= light.charts and "accuracy-narrow" not in light.charts
     assert light.charts == dark.charts and follows_colour_scheme(light, dark)
     by_arm = [{name for name in charts if name.startswith("lengths-")} for charts in light.charts_by_tab]
-    assert [len(names) for names in by_arm] == [1, 1, 1, 1], "one arm is visible at a time"
-    assert len(set.union(*by_arm)) == 4
+    assert [len(names) for names in by_arm] == [1, 1, 1], "one arm is visible at a time"
+    assert len(set.union(*by_arm)) == 3
 
 
 def test_charts_are_saved_as_files(pages):
@@ -351,7 +354,7 @@ def test_charts_are_saved_as_files(pages):
         assert {f"{name}.svg", f"{name}.png"} <= files
     svg = (pages["full"].parent / "figures" / "accuracy.svg").read_text()
     assert "var(" not in svg  # a file has no page with CSS variables
-    assert "scratch (reviews)" in svg  # text is not converted to paths
+    assert "frozen (reviews)" in svg  # text is not converted to paths
 
 
 def test_rendering_is_deterministic(tmp_path):

@@ -14,6 +14,7 @@ from headstock.report.pages import write_report
 from headstock.report.sweep_page import limits, scale_of
 from tests.report.browsing import Outline, check_sound, follows_colour_scheme, view_page
 
+pytestmark = pytest.mark.usefixtures("chart_layout")
 HOSTILE = '<script>alert("x")</script> & "quotes" {{ 7 * 7 }} $\\alpha$'
 
 
@@ -97,7 +98,7 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory) -> dict[str, Path]:
+def pages(chart_layout, tmp_path_factory) -> dict[str, Path]:
     home = tmp_path_factory.mktemp("sweeps")
     reports = {}
     with warnings.catch_warnings():

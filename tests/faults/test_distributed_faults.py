@@ -82,7 +82,7 @@ def test_fault_05_samples_do_not_depend_on_the_number_of_processes(corpus, tmp_p
 TORCHRUN = ["--standalone", "--nproc-per-node=2", "--max-restarts=2"]
 # without the variable, restarts with gloo hang at times
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-STEPS = amount(45, 120)
+STEPS = amount(30, 120)
 LONG = TINY | {"steps": STEPS, "batch": 4, "log_every": 1, "validate_every": 15, "checkpoint_every": 3, "ema": 0.9}
 
 
@@ -149,8 +149,10 @@ def test_fault_16_a_hung_process_stops_the_others(corpus, tmp_path, record):
     cases = [("ddp", 1), ("ddp", 0), *[("fsdp", 1), ("fsdp", 0), ("ddp", 0)] * amount(0, 6)]
     seconds = []
     for number, (parallel, hung) in enumerate(cases):
-        groups = []
-        for name, limit in (("limited", timeout), ("control", 600.0)):
+        groups, limits = [], {"limited": timeout, "control": 600.0}
+        if number and not is_full():
+            del limits["control"]
+        for name, limit in limits.items():
             own = words(corpus, tmp_path / f"{number}-{name}", settings | {"parallel": parallel})
             folder = tmp_path / f"{number}-{name}-rank"
             groups.append(start_ranks(folder, 2, *own, HEADSTOCK_TIMEOUT=str(limit), OMP_NUM_THREADS="1"))
@@ -159,13 +161,13 @@ def test_fault_16_a_hung_process_stops_the_others(corpus, tmp_path, record):
                 ranks[0].wait_until(lambda ranks=ranks: "steps" in ranks[0].stderr)  # both are training now
                 ranks[hung].send_signal(signal.SIGSTOP)
             began = time.monotonic()
-            survivor, control = (ranks[1 - hung] for ranks in groups)
+            survivor, *controls = (ranks[1 - hung] for ranks in groups)
             assert survivor.wait() == 1, survivor.stderr
             seconds.append(time.monotonic() - began)
             assert seconds[-1] < timeout + 10
             assert f"rank {1 - hung} of 2" in survivor.stderr and "HEADSTOCK_TIMEOUT" in survivor.stderr
             assert "Traceback" not in survivor.stderr
-            assert control.process.is_alive()  # without the timeout it would wait on
+            assert all(control.process.is_alive() for control in controls)  # without the timeout it would wait on
         finally:
             for rank in [rank for ranks in groups for rank in ranks]:
                 rank.kill()
@@ -221,13 +223,13 @@ def test_fault_17_checkpoints_are_equal_after_any_number_of_processes(corpus, tm
     ranks = start_ranks(tmp_path / "rank", 2, *words(corpus, first, settings), OMP_NUM_THREADS="1")
     assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr
     assert len(Checkpoint.read(newest_first(first / "checkpoints")[0]).tensors()) > 50
-    chain = [1, 4, 2] + ([3, 8, 1, 2] if is_full() else [])
+    chain = [1, 4, 2, 3, 8, 1, 2] if is_full() else [4, 1]
     source = first
     for number, processes in enumerate(chain):
         target = tmp_path / f"hop-{number}"
         reshard_with(processes, source, target)
         assert equal_tensors(first, target), processes
         source = target
-    reshard_with(2, tmp_path / "hop-0", tmp_path / "wrong", wrong=True)
+    reshard_with(2, source, tmp_path / "wrong", wrong=True)
     assert not equal_tensors(first, tmp_path / "wrong")
     record(17, f"resharded {' -> '.join(map(str, [2, *chain]))}", loads=len(chain), bit_identical=len(chain))

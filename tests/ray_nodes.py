@@ -65,9 +65,10 @@ class RayNodes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         node.wait()
+        self.nodes.remove(node)
 
     def stop(self) -> None:
-        for node in reversed(self.nodes):
+        for node in self.nodes[::-1]:
             self.kill(node)
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -100,8 +101,13 @@ def can_hide() -> bool:
 
 
 def children(pid: int) -> list[int]:
-    done = subprocess.run(["ps", "--no-headers", "-o", "pid", "--ppid", str(pid)], capture_output=True, text=True)
-    return [int(line) for line in done.stdout.split()]
+    found = []
+    for other in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            # the fields after the command's name: its state, its parent
+            status = Path(f"/proc/{other}/stat").read_bytes().rpartition(b")")[2].split()
+            found += [int(other)] if int(status[1]) == pid else []
+    return found
 
 
 def descendants(pid: int) -> list[int]:

@@ -50,13 +50,13 @@ def files(tmp_path_factory):
     }
     paths = {name: write(folder / f"{name}.jsonl", part) for name, part in rows.items()}
     for seed in (0, 1):
-        options = {"epochs": 12, "lr": 1e-2, "least_steps": 0, "seed": seed}
+        options = {"epochs": 6, "lr": 1e-2, "least_steps": 0, "seed": seed}
         out = folder / f"teacher-{seed}"
         headstock.finetune(folder / "backbone", train=paths["many"], valid=paths["valid"], out=out, settings=options)
     return folder, pool, paths
 
 
-STUDENT = {"epochs": 6, "lr": 1e-2, "least_steps": 0}
+STUDENT = {"epochs": 4, "lr": 1e-2, "least_steps": 0}
 
 
 def test_a_student_learns_what_its_labels_do_not_say(files, tmp_path):

@@ -39,22 +39,30 @@ ARMS = {"arms": ["scratch", "frozen", "tfidf"], "labels": [8], "seeds": 2, "sett
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory):
+def cluster(tmp_path_factory):
     """Two nodes with one CPU each. The second does not see the folders of tests: no disk is shared."""
-    nodes = RayNodes(hidden=tmp_path_factory.getbasetemp())
+    cluster = RayNodes(hidden=tmp_path_factory.getbasetemp())
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in nodes.environment.items():
+        for name, value in cluster.environment.items():
             patch.setenv(name, value)
         ray = import_ray()  # reads the environment when it is imported
         try:
-            nodes.add_node()
+            cluster.add_node()
             # one connection for all tests: workers start, and import torch, once
-            ray.init(nodes.address, log_to_driver=False, logging_level="ERROR")
-            wait_until(lambda: len(ray_cluster.alive_nodes()) == 2, "both nodes have joined")
-            yield nodes
+            ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+            yield cluster
         finally:
             ray.shutdown()
-            nodes.stop()
+            cluster.stop()
+
+
+@pytest.fixture
+def nodes(cluster):
+    """The cluster with both nodes, also after a test that kills one."""
+    if len(cluster.nodes) == 1:
+        cluster.add_node()
+    wait_until(lambda: len(ray_cluster.alive_nodes()) == 2, "both nodes have joined")
+    return cluster
 
 
 @pytest.fixture
@@ -140,33 +148,6 @@ def test_an_error_of_a_trial_is_raised_as_it_is(nodes):
     assert str(error.value) == "rows.csv:3: bad" and type(error.value) is UserError
 
 
-def test_a_killed_node_loses_no_task(nodes, shared):
-    third, messages = nodes.add_node(), []
-    wait_until(lambda: len(ray_cluster.alive_nodes()) == 3, "the third node has joined")
-
-    def work(number, go):
-        import os
-        import time
-
-        while not os.path.exists(go):
-            time.sleep(0.1)
-        return 2 * number
-
-    def kill_node():
-        wait_until(lambda: nodes.workers(third, "work"), "a task runs on the third node")
-        nodes.kill(third)
-        (shared / "go").touch()
-
-    killer = threading.Thread(target=kill_node)
-    killer.start()
-    with messages_to(messages.append):  # three tasks for three CPUs
-        values = dict(run_tasks(work, [(n, str(shared / "go")) for n in range(3)], names=["a", "b", "c"]))
-    killer.join()
-    assert values == {0: 0, 1: 2, 2: 4}
-    assert sum("lost (" in line for line in messages) == 1
-    wait_until(lambda: len(ray_cluster.alive_nodes()) == 2, "its death is noticed")
-
-
 def test_sweeps_are_the_same(nodes, corpus, stock, files, shared, tmp_path):
     text = shutil.copy(corpus, shared / "text.txt")
     search = {"grid": {"lr": "1e-3..1e-2"}, "method": "asha", "sample": 3, "reduction": 2, "seeds": 1, "settings": BASE}
@@ -244,13 +225,40 @@ def test_ctrl_c_cancels_the_trials(nodes, stock, files, tmp_path):
     options += ["--arms=tfidf,scratch", "--labels=8", "--seeds=1", "--leakage=skip", f"--out={tmp_path / 'out'}"]
     process = start_command(tmp_path / "command", "compare", stock, *options, f"--on=ray:{nodes.address}")
     process.wait_until(lambda: "TF-IDF" in process.stderr)
-    wait_until(lambda: any(map(nodes.workers, nodes.nodes[:2])), "a trial runs")
+    wait_until(lambda: any(map(nodes.workers, nodes.nodes)), "a trial runs")
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130, process.stderr
     last = process.stderr.splitlines()[-1]
     assert "1 of 2 trials are saved" in last and "repeat the command" in last
-    wait_until(lambda: not any(map(nodes.workers, nodes.nodes[:2])), "the trial is cancelled")
+    wait_until(lambda: not any(map(nodes.workers, nodes.nodes)), "the trial is cancelled")
     assert [path.name for path in (tmp_path / "out" / "cells").iterdir()] == ["tfidf-8-0.json"]
+
+
+# Last of the tests on nodes, so that no other one has to be started
+def test_a_killed_node_loses_no_task(nodes, shared):
+    second, messages = nodes.nodes[1], []
+
+    def work(number, go):
+        import os
+        import time
+
+        while not os.path.exists(go):
+            time.sleep(0.1)
+        return 2 * number
+
+    def kill_node():
+        wait_until(lambda: nodes.workers(second, "work"), "a task runs on the second node")
+        nodes.kill(second)
+        (shared / "go").touch()
+
+    killer = threading.Thread(target=kill_node)
+    killer.start()
+    with messages_to(messages.append):  # three tasks for two CPUs
+        values = dict(run_tasks(work, [(n, str(shared / "go")) for n in range(3)], names=["a", "b", "c"]))
+    killer.join()
+    assert values == {0: 0, 1: 2, 2: 4}
+    assert sum("lost (" in line for line in messages) == 1
+    wait_until(lambda: len(ray_cluster.alive_nodes()) == 1, "its death is noticed")
 
 
 @pytest.mark.parametrize(

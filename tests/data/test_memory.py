@@ -63,10 +63,10 @@ def test_decompression_uses_bounded_memory(tmp_path, monkeypatch):
 @linux
 def test_a_corpus_on_one_line_takes_little_memory(tmp_path):
     path = tmp_path / "line.txt"
-    path.write_text(" ".join(f"word{i * i % 4099}" for i in range(700_000)))
+    path.write_text(" ".join(f"word{i * i % 4099}" for i in range(400_000)))
     documents, memory = measure(STORE, path)
     assert documents == 1
-    assert memory < 400, "MiB; tokenized in one piece, the text takes more than 900"
+    assert memory < 320, "MiB; tokenized in one piece, the text takes more than 500"
 
 
 def test_a_compressed_file_cannot_exhaust_memory(tmp_path):

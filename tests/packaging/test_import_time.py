@@ -17,7 +17,7 @@ def imported(code: str, *arguments: str) -> set[str]:
 
 
 def test_the_package():
-    modules = imported("import headstock; headstock.__version__, dir(headstock)")
+    modules = imported("import headstock; headstock.__version__, dir(headstock), headstock.UserError")
     assert "headstock" in modules and not modules & (HEAVY | {"typer"})
 
 

@@ -20,19 +20,15 @@ NAME = f"headstock-{headstock.__version__}"
 DATA = f"{NAME}.data/data/share/"
 
 
-def build(out: Path, source: Path, *targets: str) -> None:
-    words = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), *targets, str(source)]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory) -> Path:
     """The folder of the sdist and of the wheel that was built from it, as `python -m build` does."""
     if not all(map(importlib.util.find_spec, ("build", "hatchling"))):
         pytest.skip("build and hatchling are not installed")
     folder = tmp_path_factory.mktemp("dist")
-    build(folder, ROOT)
+    words = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
 
@@ -91,7 +87,8 @@ def test_the_sdist_makes_the_same_wheel(dist, wheel, tmp_path):
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"hatch_build.py", "LICENSE", "README.md", "pyproject.toml"} <= names
     assert not any(name.startswith(("tests", "docs", "benchmarks", ".venv")) for name in names)
-    build(tmp_path, ROOT, "--wheel")
+    words = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as direct:
         assert digests(direct) == digests(wheel)
 

@@ -9,7 +9,7 @@ from hypothesis.errors import Unsatisfiable
 schemathesis = pytest.importorskip("schemathesis", reason="needs schemathesis")
 pytest.importorskip("uvicorn", reason="needs headstock[serve]")
 
-EXAMPLES = 5  # requests per operation and kind, always the same ones
+EXAMPLES = 3  # requests per operation and kind, always the same ones
 
 
 def all_cases(schema):

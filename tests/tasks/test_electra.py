@@ -124,7 +124,7 @@ def test_muon_trains_the_matrices_of_the_generator(task):
 
 
 def test_a_run_detects_replaced_tokens_and_is_fine_tuned(tmp_path, tiny):
-    settings = tiny | {"steps": 150, "lr": 3e-3, "generator_width": 0.5, "generator_depth": 1, "fraction": 0.25}
+    settings = tiny | {"steps": 80, "lr": 1e-2, "generator_width": 0.5, "generator_depth": 1, "fraction": 0.25}
     run = headstock.pretrain(
         write_meals(tmp_path), out=tmp_path / "run", preset="bert-nano", objective="electra", settings=settings
     )

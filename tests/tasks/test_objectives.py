@@ -71,14 +71,14 @@ def test_resumed_run_is_bit_identical(corpus, tmp_path, tiny, name):
     assert complete == resumed
 
 
-@pytest.mark.parametrize("name", ["hybrid", "electra"])
-def test_compiled_losses_are_the_same(corpus, tmp_path, tiny, monkeypatch, name):
+def test_compiled_losses_are_the_same(corpus, tmp_path, tiny, monkeypatch):
+    """Of ELECTRA, which has a network within a head; those of the others are compared in tests of the execution."""
     torch._dynamo.reset()  # earlier compilations count against a limit
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     losses = {}
     for compiled in (False, True):
         out = tmp_path / str(compiled)
-        settings = tiny | OBJECTIVES[name] | {"compile": compiled, "steps": 3, "depth": 1, "log_every": 1}
+        settings = tiny | OBJECTIVES["electra"] | {"compile": compiled, "steps": 3, "depth": 1, "log_every": 1}
         headstock.pretrain(corpus, out=out, settings=settings)
         losses[compiled] = [row["loss"] for row in RunFolder(out).read_metrics() if "loss" in row]
     assert losses[True] == pytest.approx(losses[False], rel=1e-3)

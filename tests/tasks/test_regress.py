@@ -24,7 +24,7 @@ from tests.conftest import TINY
 from tests.experiments.small import draw_two_arms
 
 LIKES, FILLER = {"likes": 1.0, "finds": -1.0}, ["Anne", "Ben", "home", "Paris", "sees"]
-SETTINGS = {"epochs": 10, "batch": 8, "lr": 1e-2, "tensorboard": False, "pool": "mean"}
+SETTINGS = {"epochs": 5, "batch": 12, "lr": 2e-2, "tensorboard": False, "pool": "mean"}
 
 
 def rated(count: int, name: str, *, shuffled: bool = False) -> list[tuple[str, float]]:

@@ -243,7 +243,7 @@ def test_label_smoothing_applies_to_training_only(corpus, tmp_path, tiny):
 def test_compiled_gives_the_same_losses(corpus, tmp_path, tiny, monkeypatch):
     # captures and differentiates the graph; generating C++ would take a minute
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    tiny |= {"steps": 3, "log_every": 1}
+    tiny |= {"steps": 3, "depth": 1, "log_every": 1}
     losses = {}
     for compiled in (False, True):
         out = tmp_path / str(compiled)

@@ -146,7 +146,7 @@ def test_training_does_not_wait_and_one_transfer_runs_at_a_time(corpus, tmp_path
     assert files_at(url) == local_files(tmp_path / "run")
 
 
-def test_failures_are_warned_about_and_made_up_for(bucket, corpus, tmp_path, settings, monkeypatch):
+def test_failures_are_warned_about_and_made_up_for(corpus, tmp_path, settings, monkeypatch):
     real, failing = mirror.Mirror.put, iter([True] * 2)
 
     def unreliable(self, *arguments):
@@ -154,7 +154,7 @@ def test_failures_are_warned_about_and_made_up_for(bucket, corpus, tmp_path, set
             raise ConnectionError("connection lost")
         real(self, *arguments)
 
-    url, lines = f"{bucket.url}/run", []
+    url, lines = (tmp_path / "copy").as_uri(), []
     monkeypatch.setattr(mirror, "check_writable", lambda mirror: None)
     monkeypatch.setattr(mirror.Mirror, "put", unreliable)
     with messages_to(lines.append):
@@ -164,7 +164,7 @@ def test_failures_are_warned_about_and_made_up_for(bucket, corpus, tmp_path, set
     # a mirror that cannot be written to at all: the run ends as without it, and says so
     failing, lines = iter([True] * 1000), []
     with messages_to(lines.append):
-        pretrain(corpus, out=tmp_path / "other", settings=settings | {"mirror": f"{bucket.url}/other"})
+        pretrain(corpus, out=tmp_path / "other", settings=settings | {"mirror": f"{url}-other"})
     assert any("the mirror is incomplete" in line for line in lines)
     assert weights(tmp_path / "other") == weights(tmp_path / "run")
 
@@ -222,9 +222,9 @@ def test_a_killed_run_continues_on_another_machine_with_the_same_bits(bucket, co
     assert files_at(url) == local_files(out), "the half checkpoint is gone, too"
 
 
-def test_a_mirror_that_is_ahead_replaces_the_folder_and_a_damaged_one_does_not(bucket, corpus, tmp_path, settings):
-    url, out = f"{bucket.url}/run", tmp_path / "run"
-    settings |= {"mirror": url, "keep": 9}
+def test_a_mirror_that_is_ahead_replaces_the_folder_and_a_damaged_one_does_not(corpus, tmp_path, settings):
+    copy, out = tmp_path / "copy", tmp_path / "run"
+    settings |= {"mirror": copy.as_uri(), "keep": 9}
     pretrain(corpus, out=out, settings=settings)
     expected = weights(out)
     for name in ("step-8", "step-6"):
@@ -236,10 +236,10 @@ def test_a_mirror_that_is_ahead_replaces_the_folder_and_a_damaged_one_does_not(b
         pretrain(corpus, out=out, settings=settings, resume=True)
     assert any("restoring" in line for line in lines) and weights(out) == expected
     # of a damaged checkpoint at the mirror nothing is used
-    data = bytearray(bucket.get("run/checkpoints/step-8/model.safetensors"))
+    data = bytearray((copy / "checkpoints/step-8/model.safetensors").read_bytes())
     data[-1] ^= 1
-    bucket.put("run/checkpoints/step-8/model.safetensors", bytes(data))
-    bucket.delete("run/results.json")
+    (copy / "checkpoints/step-8/model.safetensors").write_bytes(data)
+    (copy / "results.json").unlink()
     shutil.rmtree(out)
     lines.clear()
     with messages_to(lines.append):

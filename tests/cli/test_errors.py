@@ -63,6 +63,11 @@ def test_all_wrong_settings_are_reported_together(tmp_path, corpus, refused):
     assert "did you mean 'causal'" in refused("pretrain", corpus, "--out", tmp_path / "run", "--objective", "casual")
 
 
+def test_a_text_without_a_run_is_not_printed_whole(refused):
+    line = refused("predict", "a long text " * 100)
+    assert "name the run before the text" in line and len(line) < 200
+
+
 def test_an_existing_folder_is_never_replaced_if_it_is_no_run(tmp_path, corpus, tiny, refused):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")

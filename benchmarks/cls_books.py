@@ -115,7 +115,7 @@ def accuracy(
     if not (out / "results.json").exists():
         settings = settings | {"valid_fraction": HELD_OUT}
         headstock.finetune(run, out=out, settings=settings, **common_arguments(train, held_out, seed, device))
-        for folder in (out / "checkpoints", out / "adapted"):
+        for folder in (out / "checkpoints", out / "adapted", out / "members"):
             shutil.rmtree(folder, ignore_errors=True)  # a hundred of them would fill a disk
         (out / "model.safetensors").unlink()
     truth = np.array([classes.index(label) for label in held_out.labels or []])

@@ -261,6 +261,20 @@ def test_saved_runs_give_the_same_predictions(done, files):
         assert pipeline.run.results()["valid"]["accuracy"] == pytest.approx(stored["valid_score"])
 
 
+def test_an_arm_can_be_a_soup(stock, files, tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('[compare]\narms = ["pretrained", "soup"]\n[arms.soup]\nkind = "pretrained"\nsoup = 2\n')
+    results = compare(stock, **files, out=tmp_path / "out", config_file=recipe, **(SMALL | {"seeds": 1}))
+    cells = [json.loads(path.read_text()) for path in sorted((tmp_path / "out" / "cells").iterdir())]
+    assert cells[0]["probabilities"] != cells[1]["probabilities"]
+    soup = next(cell for cell in results["cells"] if cell["arm"] == "soup")
+    assert soup["best_epoch"] is None
+    run = tmp_path / "out" / "runs" / "soup-8"
+    assert len(headstock.load(run).models) == 1
+    assert headstock.load(run).evaluate(files["test"])["accuracy"] == pytest.approx(soup["accuracy"])
+    assert headstock.load(run).run.results()["valid"]["accuracy"] == pytest.approx(soup["valid_score"])
+
+
 # Several runs, one seed
 
 

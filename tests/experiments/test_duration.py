@@ -20,8 +20,8 @@ from headstock.train.distributed import DistributedContext
 from tests.experiments.small import SETTINGS, SMALL
 
 
-def grid(stock, files, folder, *, labels=(8, 24), seeds=2, **settings):
-    options = {name: str(path) for name, path in files.items()} | {"labels": labels, "seeds": seeds}
+def grid(stock, files, folder, *, labels=(8, 24), seeds=2, arms=(), **settings):
+    options = {name: str(path) for name, path in files.items()} | {"labels": labels, "seeds": seeds, "arms": arms}
     plan = make_plan(None, options, SETTINGS | settings)
     context = make_context(plan, folder, DistributedContext(torch.device("cpu")))
     arms = make_arms([stock], plan.compare.arms, plan.arms)
@@ -33,14 +33,14 @@ def test_the_estimate_counts_steps_and_rows(stock, files, tmp_path):
     full, arms, points = grid(stock, files, tmp_path)
     run = str(next(arm.run for arm in arms if arm.run))
 
-    def seconds(speed, arm, labels, **settings):
-        context, _, points = grid(
-            stock, files, tmp_path, labels=(labels,), seeds=1, epochs=2, least_steps=0, **settings
-        )
+    def seconds(speed, arm, labels, **options):
+        context, _, points = grid(stock, files, tmp_path, labels=(labels,), seeds=1, epochs=2, least_steps=0, **options)
         return grid_seconds(context, [p for p in points if p.arm.name == arm], {run: speed, "None": speed})
 
     assert seconds(Throughput(step=1.0), "scratch", 24) == 2 * 3
     assert seconds(Throughput(step=1.0), "pretrained", 48) == 2 * 6
+    assert seconds(Throughput(step=1.0), "pretrained", 48, arms=("pretrained",), soup=3) == 3 * 2 * 6
+    assert seconds(Throughput(output=1.0), "pretrained", 48, arms=("pretrained",), soup=3) == 40
     assert seconds(Throughput(step=1.0), "frozen", 24) == pytest.approx(0.0, abs=0.1)
     analysis = 100  # rows: the cost of error analysis
     assert seconds(Throughput(row=1.0), "scratch", 24) == 2 * 20 + analysis

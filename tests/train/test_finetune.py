@@ -340,6 +340,38 @@ def test_an_ensemble_averages_its_members_and_can_be_moved(causal, tune, tmp_pat
     assert moved.evaluate() == done["valid"] | {"file": moved.config.data.valid}
 
 
+def test_a_soup_is_one_model_with_the_mean_weights_of_its_members(causal, tune, files, tmp_path):
+    done = tune(causal, settings=QUICK | {"soup": 3, "seed": 5}, test=files["valid"])
+    members = [tmp_path / "run" / "members" / str(n) for n in range(3)]
+    assert [headstock.load(member).config.train.seed for member in members] == [5, 6, 7]
+    mean = {name: sum(weights(member)[name] for member in members) / 3 for name in weights(members[0])}
+    assert not same(weights(members[0]), weights(members[1]))
+    for name, tensor in weights(tmp_path / "run").items():
+        torch.testing.assert_close(tensor, mean[name])
+    soup = headstock.load(tmp_path / "run")
+    assert len(soup.models) == 1 and done["steps"] == 3 * 9 and done["best_epoch"] is None
+    assert soup.evaluate() == done["valid"] | {"file": soup.config.data.valid}
+    alone = [headstock.load(member).evaluate(files["valid"])["accuracy"] for member in members]
+    assert done["members"] == [{"seed": 5 + n, "valid_accuracy": alone[n]} for n in range(3)]
+    assert "mean weights of 3 models (seeds 5 to 7)" in (tmp_path / "run" / "README.md").read_text()
+    assert done["test"]["accuracy"] == done["valid"]["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"init": "scratch"}, "init scratch"),
+        ({"reinit_layers": 1}, "reinit_layers"),
+        ({"ensemble": 2}, "ends in one model"),
+        ({"lora": 2}, "conflicts with lora"),
+        ({"method": "setfit"}, "conflicts with method setfit"),
+    ],
+)
+def test_models_without_a_common_start_are_not_averaged(causal, tune, settings, message):
+    with pytest.raises(UserError, match=rf"transfer\.soup: .*{message}"):
+        tune(causal, settings={"soup": 2} | settings)
+
+
 def test_adapting_continues_pretraining_on_the_training_texts(causal, tune, files, tmp_path):
     tune(causal, settings=UNCHANGED | {"adapt_steps": 6, "adapt_lr": 0.01})
     adapted = tmp_path / "run" / "adapted"
@@ -447,6 +479,7 @@ MODES = {
     "averaged": ({"settings": QUICK | {"ema": 0.9, "validate_every": 2}}, (5,)),
     "lora": ({"settings": QUICK | {"lora": 4, "lora_dropout": 0.2, "ema": 0.9, "validate_every": 2}}, (5,)),
     "ensemble": ({"settings": QUICK | {"ensemble": 2}}, (4, 8)),
+    "soup": ({"settings": QUICK | {"soup": 2}}, (4, 8)),
     "adapted": ({"settings": QUICK | {"adapt_steps": 6, "epochs": 2}}, (3, 8)),
     "patient": ({"settings": UNCHANGED | {"patience": 2, "epochs": 9}}, (5,)),
 }

@@ -121,6 +121,9 @@ class FinetuneSettings(SettingOptions):
         str | None, Setting("transfer.method", "finetune, or setfit: contrastive pairs, for few labels.")
     ] = None
     ensemble: Annotated[int | None, Setting("transfer.ensemble", "Average the predictions of this many models.")] = None
+    soup: Annotated[
+        int | None, Setting("transfer.soup", "Average the weights of this many models: one in the end.")
+    ] = None
 
 
 class FinetuneOptions(LabelledFileOptions, ConfigOptions, FolderOptions):
@@ -151,7 +154,7 @@ def finetune(
     from headstock.train.callbacks import terminal_progress
     from headstock.train.metrics import labelled_metric_lines
     from headstock.train.mirror import finish_mirror, requested_mirror
-    from headstock.train.model_card import describe_lora
+    from headstock.train.model_card import describe_lora, describe_soup
     from headstock.train.resolve import labelled_task
     from headstock.train.run_folder import RunFolder
     from headstock.train.session import check_resumable
@@ -176,8 +179,8 @@ def finetune(
         write_report(out)
         results |= finish_mirror(RunFolder(out))
     common.show_prose(
-        f"{results['run']}: {results['steps']:,} steps in {results['seconds']:.0f} s, "
-        f"best epoch {results['best_epoch']}"
+        f"{results['run']}: {results['steps']:,} steps in {results['seconds']:.0f} s"
+        + ("" if results.get("members") else f", best epoch {results['best_epoch']}")
     )
     for split in ("valid", "test"):
         if split in results:
@@ -185,6 +188,8 @@ def finetune(
                 common.show_prose(line)
     if results.get("lora"):
         common.show_prose(f"LoRA: {describe_lora(results)}")
+    if results.get("members"):
+        common.show_prose(f"soup: {describe_soup(results)}")
     head = labelled_task(results["task"])
     common.show(f"report: {RunFolder(out).report}")
     common.show(f"try: headstock {head.verb} {shell_quote(out)} {head.example}")

@@ -286,7 +286,7 @@ def details(context: ExperimentContext, arms: list[Arm], by_arm: ResultsByArm, l
 
 
 def best_valid_loss(result: TrialResult) -> float:
-    """At the selected epoch; 0 for TF-IDF."""
+    """At the selected epoch; 0 for TF-IDF and a soup, which have none."""
     return next((row["valid_loss"] for row in result["epochs"] if row["epoch"] == result["best_epoch"]), 0.0)
 
 

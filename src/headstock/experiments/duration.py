@@ -69,7 +69,7 @@ def measure_throughput(context: ExperimentContext, arm: Arm) -> Throughput:
         fitted, _ = fit_run(
             arm.run,
             type(context.task),
-            replace(config, train=short),
+            replace(config, train=short, transfer=replace(config.transfer, soup=1)),
             train,
             valid,
             distributed=context.distributed,
@@ -105,9 +105,9 @@ def trial_seconds(
         return PROMPTS_PER_ROW * speed.row * (valid + test)
     if config is None:
         return speed.fitting * max(1.0, labels / TRAIN_ROWS) + speed.text * (labels + valid + test)
-    settings = config.train
+    settings, models = config.train, config.transfer.soup
     if settings.minutes is not None:
-        return 60 * settings.minutes + speed.output * test
+        return models * 60 * settings.minutes + speed.output * test
     if settings.batch_tokens is None:
         steps_per_epoch = math.ceil(labels / settings.batch)
     else:
@@ -116,9 +116,9 @@ def trial_seconds(
     steps = settings.steps or math.ceil((settings.epochs or 1.0) * steps_per_epoch)
     analysis = speed.row * ERROR_ANALYSIS_ROWS if point.analyze_errors else 0.0
     if config.transfer.freeze:
-        return steps * HEAD_STEP_SECONDS + speed.row * (labels + valid) + speed.output * test + analysis
+        return models * (steps * HEAD_STEP_SECONDS + speed.row * (labels + valid)) + speed.output * test + analysis
     validations = math.ceil(steps / settings.validate_every) if settings.validate_every else 10
-    return steps * speed.step + speed.row * validations * valid + speed.output * test + analysis
+    return models * (steps * speed.step + speed.row * validations * valid) + speed.output * test + analysis
 
 
 def grid_seconds(

@@ -20,7 +20,7 @@ from headstock.tasks.error_analysis import reliability
 from headstock.tasks.labelled import Attribution, LabelledTask, RowMetric, metric_value
 from headstock.train.callbacks import Callback
 from headstock.train.distributed import DistributedContext
-from headstock.train.fit import EncodedSplits, FitResult, fit
+from headstock.train.fit import EncodedSplits, FitResult, fit, member_configs, model_soup
 from headstock.train.loop import sequence_length
 from headstock.train.models import build_lm_objective, source_weights
 from headstock.train.run_folder import RunFolder
@@ -44,17 +44,12 @@ def fit_run(
     task = task_class(run_config.task, source.tokenizer())
     data = EncodedSplits(task.prepare(train), task.prepare(valid))
     weights = None if run_config.transfer.init == "scratch" else source_weights(source)
-    fitted = fit(
-        run_config,
-        task,
-        weights,
-        data,
-        run=None,
-        distributed=distributed,
-        objective=build_lm_objective(source, run_config),
-        callbacks=callbacks,
-    )
-    return fitted, data
+    objective = build_lm_objective(source, run_config)
+    fits = [
+        fit(member, task, weights, data, run=None, distributed=distributed, objective=objective, callbacks=callbacks)
+        for member in member_configs(run_config)
+    ]
+    return model_soup(fits) if len(fits) > 1 else fits[0], data
 
 
 def evaluate_outputs(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:

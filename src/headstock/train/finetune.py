@@ -22,12 +22,12 @@ from headstock.io import sha256
 from headstock.model.lora import is_adapter
 from headstock.tasks.base import Task
 from headstock.tasks.calibration import fit_calibration
-from headstock.tasks.labelled import LabelledTask, is_labelled
+from headstock.tasks.labelled import LabelledTask, is_labelled, metric_value
 from headstock.train.adaptation import adapt, average_weights, check_adaptation
 from headstock.train.callbacks import Callback, run_callbacks
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import ensemble_mean
-from headstock.train.fit import EncodedSplits, FitResult, fit
+from headstock.train.fit import EncodedSplits, FitResult, fit, member_configs, model_soup
 from headstock.train.labelled_data import LabelledSplits, read_splits
 from headstock.train.metrics import metrics_with_intervals
 from headstock.train.mirror import mirrored, requested_mirror
@@ -248,7 +248,7 @@ def train_and_evaluate(
     callbacks: Sequence[Callback],
     tracking: Tracking,
 ) -> dict[str, Any]:
-    """Train one model, or an ensemble with one seed each, evaluate it, and write results and model card.
+    """Train one model, or those of an ensemble or a soup with one seed each, evaluate, and write results and card.
 
     `objective` is the source's, for `lm_loss`.
     """
@@ -258,15 +258,13 @@ def train_and_evaluate(
         for rows in (data.train, data.valid):
             for line in task.reading_warnings(rows, length=length):
                 logger.info(line)
-    count = run_config.transfer.ensemble
+    configs = member_configs(run_config)
     fits: list[FitResult] = []
-    for index in range(count):
-        run, member = target, run_config
-        if count > 1:
+    for index, member in enumerate(configs):
+        run = target
+        if len(configs) > 1:
             run = target.member(index)
-            train_settings = replace(run_config.train, seed=run_config.train.seed + index)
-            member = replace(run_config, train=train_settings, transfer=replace(run_config.transfer, ensemble=1))
-            logger.info(f"model {index + 1} of {count}, seed {train_settings.seed}")
+            logger.info(f"model {index + 1} of {len(configs)}, seed {member.train.seed}")
             if distributed.is_main and not run.exists():
                 run.create(member.plain(), task.tokenizer, target.data())
             distributed.barrier()
@@ -283,9 +281,28 @@ def train_and_evaluate(
                     callbacks=active,
                 )
             )
+    is_soup = run_config.transfer.soup > 1
+    models = [model_soup(fits)] if is_soup else fits
+    if is_soup and distributed.is_main:
+        target.save_weights(models[0].model.tensors())
     seconds = max(time.monotonic() - began, sum(f.state.seconds for f in fits))  # also before an interruption
-    results = finetune_results(target, run_config, fits, data, splits, distributed, seconds)
+    results = finetune_results(target, run_config, models, data, splits, distributed, seconds)
+    if is_soup:
+        results["members"] = member_scores(fits, data.valid, run_config)
     return tracking.finish(finish_run(target, distributed, results))
+
+
+def member_scores(members: list[FitResult], valid: Any, run_config: RunConfig) -> list[dict[str, Any]]:
+    """The seed of each model whose weights were averaged, and its primary metric on the validation rows, alone."""
+    task = members[0].task
+    scores = [
+        metric_value(task.row_metrics(valid, result.outputs(valid, dtype=run_config.train.dtype))[task.primary_metric])
+        for result in members
+    ]
+    return [
+        {"seed": member.train.seed, f"valid_{task.primary_metric}": score}
+        for member, score in zip(member_configs(run_config), scores, strict=True)
+    ]
 
 
 def finetune_results(

@@ -1,12 +1,14 @@
 """Trains one model on labelled rows: backbone and head, adapters and head (LoRA), or the head on cached features."""
 
+import copy
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from headstock.model.backbone import CachedBackbone
@@ -110,6 +112,36 @@ def fit(
     if run is not None:
         epochs = epochs_of(run, task)  # also those before an interruption
     return FitResult(model.eval(), task, state, epochs, length, adapter)
+
+
+def member_configs(run_config: RunConfig) -> list[RunConfig]:
+    """The configurations of the models that a run is made of: one, or one for each seed of an ensemble or a soup."""
+    transfer, settings = run_config.transfer, run_config.train
+    count, alone = max(transfer.ensemble, transfer.soup), replace(transfer, ensemble=1, soup=1)
+    if count == 1:
+        return [run_config]
+    seeds = range(settings.seed, settings.seed + count)
+    return [replace(run_config, train=replace(settings, seed=seed), transfer=alone) for seed in seeds]
+
+
+def model_soup(fits: Sequence[FitResult]) -> FitResult:
+    """One model with the mean weights of models that were trained from the same ones (Wortsman et al. 2022).
+
+    Steps, tokens and seconds are those of all of them. The mean has no best step.
+    """
+    first = fits[0]
+    tensors = [result.model.tensors() for result in fits]
+    means = {
+        name: torch.stack([part[name] for part in tensors]).mean(0) if tensor.is_floating_point() else tensor
+        for name, tensor in tensors[0].items()
+    }
+    model = copy.deepcopy(first.model)
+    model.load_tensors(means, source="the mean weights")
+    sums = {
+        name: sum(getattr(result.state, name) for result in fits)
+        for name in ("step", "tokens", "seconds", "overhead_seconds")
+    }
+    return replace(first, model=model, state=replace(first.state, best_step=None, valid={}, **sums))
 
 
 def record_epochs(epochs: list[dict[str, Any]], task: LabelledTask) -> Callback:

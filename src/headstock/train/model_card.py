@@ -18,6 +18,7 @@ from headstock.model.backbone import BACKBONES
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Task
 from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.text_metrics import format_metric, metric_name
 from headstock.train.metrics import format_labelled_metrics, format_metrics, majority_warning
 from headstock.train.run_folder import RunFolder, open_run
 from headstock.train.settings import kind_of_transfer, make_config
@@ -225,9 +226,18 @@ def training_rows(facts: RunFacts) -> dict[str, str]:
         "optimizer": f"{train['optimizer']}, learning rate {train['lr']:g} ({train['schedule']}), weight decay "
         f"{train['weight_decay']:g}",
         **({"LoRA": describe_lora(results)} if results.get("lora") else {}),
+        **({"soup": describe_soup(results)} if results.get("members") else {}),
         "seed": str(train["seed"]),
         "versions": ", ".join(f"{name} {version}" for name, version in results["versions"].items()),
     }
+
+
+def describe_soup(results: Mapping[str, Any]) -> str:
+    """The models whose weights were averaged, and how each scores alone, as the card and the command line report it."""
+    members, metric = results["members"], results["headline"]
+    scores = ", ".join(format_metric(metric, member[f"valid_{metric}"]) for member in members)
+    seeds = f"seeds {members[0]['seed']} to {members[-1]['seed']}"
+    return f"mean weights of {len(members)} models ({seeds}); {metric_name(metric)} of each alone on valid: {scores}"
 
 
 def describe_lora(results: Mapping[str, Any]) -> str:

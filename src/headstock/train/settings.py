@@ -107,6 +107,9 @@ class TransferSettings:
     r_drop: float = config.added(0.0)  # weight of the divergence between two readings of a row with different dropout
     reinit_layers: int = config.added(0)  # top layers that start from new weights instead of the pretrained ones
     ensemble: int = 1  # number of models with different seeds, whose probabilities are averaged
+    soup: int = config.added(
+        1
+    )  # number of models with different seeds, whose weights are averaged: one model in the end
     least_steps: int = 100  # epochs are added for small files to reach this; 0 if `epochs` is given
     lora: int = config.added(0)  # rank of low-rank adapters, which are trained instead of the backbone; 0: none
     lora_alpha: float = config.added(16.0)  # adapters are scaled by alpha / rank
@@ -117,7 +120,7 @@ class TransferSettings:
         redact(self, "run", "adapt_text")
         bounds = {
             NOT_NEGATIVE: "adapt_steps least_steps lora lm_loss r_drop reinit_layers",
-            ABOVE_0: "ensemble adapt_lr lora_alpha",
+            ABOVE_0: "ensemble soup adapt_lr lora_alpha",
             BELOW_1: "lora_dropout",
             INSIDE_0_1: "adapt_fraction",
             SHARE: "adapt_average",
@@ -127,6 +130,10 @@ class TransferSettings:
     def conflicts(self) -> config.Problems:
         """Settings that conflict with another one, or have no effect without it."""
         scratch, freeze, setfit, lora = self.init == "scratch", self.freeze, self.method == "setfit", self.lora > 0
+        soup, common_start = (
+            self.soup > 1,
+            "averages weights that were trained from the same ones, so it conflicts with",
+        )
         reasons = [
             ("adapt_steps", scratch, "needs pretrained weights, so it conflicts with init scratch"),
             ("lora", scratch, "adapts pretrained weights, so it conflicts with init scratch"),
@@ -141,6 +148,12 @@ class TransferSettings:
             ("reinit_layers", scratch, "replaces pretrained weights, so it conflicts with init scratch"),
             ("reinit_layers", freeze, "needs layers that are trained, so it conflicts with freeze"),
             ("reinit_layers", lora, "needs layers that are trained, so it conflicts with lora"),
+            ("soup", soup and scratch, f"{common_start} init scratch"),
+            ("soup", soup and self.preset is not None, f"{common_start} preset, a new model"),
+            ("soup", soup and self.reinit_layers > 0, f"{common_start} reinit_layers"),
+            ("soup", soup and self.ensemble > 1, "ends in one model, so it conflicts with ensemble"),
+            ("soup", soup and lora, "averages the weights of whole models, so it conflicts with lora"),
+            ("soup", soup and setfit, "conflicts with method setfit, whose heads are fitted to their own backbones"),
         ]
         adapting = {"adapt_text": (), "adapt_fraction": None, "adapt_average": 1.0}
         unused = [name for name, default in adapting.items() if not self.adapt_steps and getattr(self, name) != default]

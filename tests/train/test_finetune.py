@@ -13,6 +13,7 @@ import torch
 import headstock
 from headstock.data.labelled_texts import read_records
 from headstock.errors import ConfigError, UserError
+from headstock.report.pages import write_report
 from headstock.tasks.classify import Classify
 from headstock.train.distributed import DistributedContext
 from headstock.train.finetune import finetune
@@ -355,6 +356,8 @@ def test_a_soup_is_one_model_with_the_mean_weights_of_its_members(causal, tune, 
     assert done["members"] == [{"seed": 5 + n, "valid_accuracy": alone[n]} for n in range(3)]
     assert "mean weights of 3 models (seeds 5 to 7)" in (tmp_path / "run" / "README.md").read_text()
     assert done["test"]["accuracy"] == done["valid"]["accuracy"]
+    page = write_report(tmp_path / "run").read_text()
+    assert "mean weights of 3 models" in page and "Of the first of 3 models." in page
 
 
 @pytest.mark.parametrize(

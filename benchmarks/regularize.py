@@ -32,6 +32,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pool=concat": {"pool": "concat"},
     "adapt_steps=10": {"adapt_steps": 10, "adapt_text": ["{data}/corpus.txt"]},
     "adapt_average=0.5": {"adapt_steps": 10, "adapt_text": ["{data}/corpus.txt"], "adapt_average": 0.5},
+    "soup=5": {"soup": 5},
+    "ensemble=5": {"ensemble": 5},
 }
 
 
@@ -69,7 +71,7 @@ def correct_rows(name: str, seed: int, train: pd.DataFrame, test: pd.DataFrame, 
             train=train,
             valid=data / "valid.csv",
             out=run,
-            seed=seed,
+            seed=seed * settings.get("soup", settings.get("ensemble", 1)),  # no model is in two of them
             settings=settings | {"steps": STEPS},
             overwrite=run.exists(),
         )

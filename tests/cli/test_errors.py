@@ -63,8 +63,9 @@ def test_all_wrong_settings_are_reported_together(tmp_path, corpus, refused):
     assert "did you mean 'causal'" in refused("pretrain", corpus, "--out", tmp_path / "run", "--objective", "casual")
 
 
-def test_a_text_without_a_run_is_not_printed_whole(refused):
-    line = refused("predict", "a long text " * 100)
+@pytest.mark.parametrize("text", ["a long text " * 100, "long and/or dull, " * 30, "é" * 200, "either/or/" * 1000])
+def test_a_text_without_a_run_is_not_printed_whole(text, refused):
+    line = refused("predict", text)
     assert "name the run before the text" in line and len(line) < 200
 
 

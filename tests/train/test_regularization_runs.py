@@ -9,8 +9,8 @@ from torch.nn import functional as F
 import headstock
 from headstock.errors import HeadstockError
 from headstock.model.batch import Batch
-from headstock.train.adaptation import average_weights
 from headstock.train.finetune import finetune
+from headstock.train.models import average_weights
 from headstock.train.run_folder import RunFolder
 from tests.commands import set_options
 from tests.conftest import TINY

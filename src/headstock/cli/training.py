@@ -121,9 +121,7 @@ class FinetuneSettings(SettingOptions):
         str | None, Setting("transfer.method", "finetune, or setfit: contrastive pairs, for few labels.")
     ] = None
     ensemble: Annotated[int | None, Setting("transfer.ensemble", "Average the predictions of this many models.")] = None
-    soup: Annotated[
-        int | None, Setting("transfer.soup", "Average the weights of this many models: one in the end.")
-    ] = None
+    soup: Annotated[int | None, Setting("transfer.soup", "Average the weights of this many models: a soup.")] = None
 
 
 class FinetuneOptions(LabelledFileOptions, ConfigOptions, FolderOptions):

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from headstock.data.records import Records
@@ -75,16 +74,3 @@ def adapt(
             callbacks=callbacks,
         )
     return adapted.weights()
-
-
-def average_weights(first: dict[str, Tensor], second: dict[str, Tensor], share: float) -> dict[str, Tensor]:
-    """The weighted average of two runs' weights, of which `share` is the second's; other tensors are the second's.
-
-    The first may be in half precision, as those of the bundled runs are.
-    """
-    average = {
-        name: torch.lerp(first[name].to(tensor.dtype), tensor, share)
-        for name, tensor in second.items()
-        if name in first and tensor.is_floating_point()
-    }
-    return second | average

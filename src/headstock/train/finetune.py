@@ -23,7 +23,7 @@ from headstock.model.lora import is_adapter
 from headstock.tasks.base import Task
 from headstock.tasks.calibration import fit_calibration
 from headstock.tasks.labelled import LabelledTask, is_labelled, metric_value
-from headstock.train.adaptation import adapt, average_weights, check_adaptation
+from headstock.train.adaptation import adapt, check_adaptation
 from headstock.train.callbacks import Callback, run_callbacks
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import ensemble_mean
@@ -32,6 +32,7 @@ from headstock.train.labelled_data import LabelledSplits, read_splits
 from headstock.train.metrics import metrics_with_intervals
 from headstock.train.mirror import mirrored, requested_mirror
 from headstock.train.models import (
+    average_weights,
     build_lm_objective,
     build_model,
     build_task,

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from headstock.model.backbone import CachedBackbone
@@ -22,7 +21,7 @@ from headstock.train.checkpoint import TrainState
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import cache_features, model_outputs
 from headstock.train.loop import sequence_length, train
-from headstock.train.models import build_model, load_source_weights, new_top_layers, with_lm_head
+from headstock.train.models import average_weights, build_model, load_source_weights, new_top_layers, with_lm_head
 from headstock.train.run_folder import RunFolder
 from headstock.train.setfit import fit_setfit
 from headstock.train.settings import RunConfig
@@ -130,13 +129,11 @@ def model_soup(fits: Sequence[FitResult]) -> FitResult:
     Steps, tokens and seconds are those of all of them. The mean has no best step.
     """
     first = fits[0]
-    tensors = [result.model.tensors() for result in fits]
-    means = {
-        name: torch.stack([part[name] for part in tensors]).mean(0) if tensor.is_floating_point() else tensor
-        for name, tensor in tensors[0].items()
-    }
+    weights = first.model.tensors()
+    for number, result in enumerate(fits[1:], start=2):
+        weights = average_weights(weights, result.model.tensors(), 1 / number)
     model = copy.deepcopy(first.model)
-    model.load_tensors(means, source="the mean weights")
+    model.load_tensors(weights, source="the mean weights")
     sums = {
         name: sum(getattr(result.state, name) for result in fits)
         for name in ("step", "tokens", "seconds", "overhead_seconds")

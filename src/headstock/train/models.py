@@ -134,6 +134,19 @@ def with_lm_head(model: Model, objective: Task, weights: Mapping[str, Tensor], *
     return extended
 
 
+def average_weights(first: dict[str, Tensor], second: dict[str, Tensor], share: float) -> dict[str, Tensor]:
+    """The weighted average of two runs' weights, of which `share` is the second's; other tensors are the second's.
+
+    The first may be in half precision, as those of the bundled runs are.
+    """
+    average = {
+        name: torch.lerp(first[name].to(tensor.dtype), tensor, share)
+        for name, tensor in second.items()
+        if name in first and tensor.is_floating_point()
+    }
+    return second | average
+
+
 def new_top_layers(model: Model, count: int) -> dict[str, Tensor]:
     """A copy of the parameters of the backbone's top layers, by name."""
     stages = model.backbone.parameters_by_layer()

@@ -44,7 +44,7 @@ LAYOUT |= {"model.safetensors": None, "adapter.safetensors": None, "metrics.json
 LAYOUT |= {"README.md": None, "report.html": None, "tensorboard": {"events.out.tfevents.*": None}}
 LAYOUT |= {"adapt.txt": None, "adapt.jsonl": None}
 LAYOUT |= {"checkpoints": CHECKPOINTS, "adapted": LAYOUT, "members": {"[0-9]*": LAYOUT}}
-MAX_NAME = 255  # characters of a file name on the usual file systems
+MAX_NAME = 255  # bytes of a file name on the usual file systems
 MAX_ENSEMBLE = 1000  # models; more are a damaged config.json
 BUNDLED_RUNS = Path(__file__).parent.parent / "stocks"  # pretrained runs that ship with the package, opened by name
 Value = TypeVar("Value")
@@ -514,13 +514,13 @@ def open_run(path: str | Path, *, download: bool = True) -> RunFolder:
     """
     if not str(path):
         raise UserError("no run is named")
-    if len(Path(path).name) > MAX_NAME:
-        raise UserError(f"{str(path)[:60]}...: is too long for the name of a run; name the run before the text")
     if is_hub_name(path):
         opened: RunFolder = importlib.import_module(HUB).open_hub_run(path, download=download)
         return opened
     if urls.is_url(path):
         path = fetch_run(urls.normalize(path), download=download)
+    if len(os.fsencode(path)) > MAX_NAME and not os.path.exists(path):  # which is False for names that are too long
+        raise UserError(f"{str(path)[:60]}...: no such run; name the run before the text")
     run, checkpoint = RunFolder(Path(path)), CheckpointRunFolder.at(Path(path))
     for candidate in (run, checkpoint, RunFolder(BUNDLED_RUNS / str(path))):
         if candidate.exists():

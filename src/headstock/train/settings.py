@@ -107,9 +107,7 @@ class TransferSettings:
     r_drop: float = config.added(0.0)  # weight of the divergence between two readings of a row with different dropout
     reinit_layers: int = config.added(0)  # top layers that start from new weights instead of the pretrained ones
     ensemble: int = 1  # number of models with different seeds, whose probabilities are averaged
-    soup: int = config.added(
-        1
-    )  # number of models with different seeds, whose weights are averaged: one model in the end
+    soup: int = config.added(1)  # number of models with different seeds, whose weights are averaged (a model soup)
     least_steps: int = 100  # epochs are added for small files to reach this; 0 if `epochs` is given
     lora: int = config.added(0)  # rank of low-rank adapters, which are trained instead of the backbone; 0: none
     lora_alpha: float = config.added(16.0)  # adapters are scaled by alpha / rank
@@ -130,10 +128,7 @@ class TransferSettings:
     def conflicts(self) -> config.Problems:
         """Settings that conflict with another one, or have no effect without it."""
         scratch, freeze, setfit, lora = self.init == "scratch", self.freeze, self.method == "setfit", self.lora > 0
-        soup, common_start = (
-            self.soup > 1,
-            "averages weights that were trained from the same ones, so it conflicts with",
-        )
+        soup, common_start = self.soup > 1, "averages models that start from the same weights, so it conflicts with"
         reasons = [
             ("adapt_steps", scratch, "needs pretrained weights, so it conflicts with init scratch"),
             ("lora", scratch, "adapts pretrained weights, so it conflicts with init scratch"),

@@ -34,6 +34,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "adapt_average=0.5": {"adapt_steps": 10, "adapt_text": ["{data}/corpus.txt"], "adapt_average": 0.5},
     "soup=5": {"soup": 5},
     "ensemble=5": {"ensemble": 5},
+    "token_dropout=0.15": {"token_dropout": 0.15},
+    "token_dropout=0.15, r_drop=1": {"token_dropout": 0.15, "r_drop": 1.0},
 }
 
 
@@ -42,6 +44,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--only", nargs="*", help="some of the settings; the file keeps its rows of the others")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     train = pd.read_csv(options.data / "train.csv").sample(400, random_state=0)
@@ -51,11 +54,16 @@ def main() -> None:
             [correct_rows(name, seed, train, test, options.data, options.out) for seed in range(options.seeds)]
         )
         for name in SETTINGS
+        if options.only is None or name in ("none", *options.only)
     }
-    rows = [summarize(name, correct) for name in SETTINGS]
+    rows = [summarize(name, correct) for name in correct]
     for row in rows:
         print(row)
     if options.json:
+        if options.only is not None:
+            saved = json.loads(options.json.read_text(encoding="utf-8"))["rows"]
+            merged = {row["settings"]: row for row in [*saved, *rows]}
+            rows = [merged[name] for name in SETTINGS if name in merged]
         results = {"steps": STEPS, "train_rows": len(train), "test_rows": len(test), "rows": rows}
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 

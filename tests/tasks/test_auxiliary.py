@@ -10,10 +10,11 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
+from headstock.errors import UserError
 from headstock.kernels.backends import paused_gc
-from headstock.model.batch import IGNORE_INDEX, pad_to_multiple
+from headstock.model.batch import IGNORE_INDEX, Batch, pad_to_multiple
 from headstock.model.model import Model
-from headstock.tasks.auxiliary import AuxiliaryLosses, symmetric_divergence
+from headstock.tasks.auxiliary import AuxiliaryLosses, TokenDropout, symmetric_divergence
 from headstock.tasks.base import TASKS, padded_batch
 from headstock.tasks.classify import Classify, ClassifyConfig
 from headstock.tasks.labelled import EncodedRows
@@ -142,6 +143,68 @@ def test_dropout_makes_two_readings_differ_and_their_losses_are_averaged(rows, o
     assert metrics["r_drop"] == pytest.approx(float(sums["r_drop"]) / 4) and "lm_loss" not in metrics
 
 
+@pytest.fixture
+def gaps(stores, monkeypatch):
+    """A classifier with half of its tokens dropped, its rows, and the batches that it reads."""
+    task = Classify(ClassifyConfig(classes=("a", "b"), pool="mean", opening="cls", dropout=0.0), stores[0])
+    data, read = EncodedRows(stores[0].encode_batch(TEXTS), np.array([0, 1, 0, 1]), TEXTS), []
+    losses = task.losses
+    monkeypatch.setattr(task, "losses", lambda model, batch, **more: read.append(batch) or losses(model, batch, **more))
+    return task, data, read
+
+
+@torch.no_grad()
+def test_dropped_tokens_are_masked_anew_in_every_reading_and_special_ones_never(gaps, stores):
+    task, data, read = gaps
+    model = model_for(task, causal=False, context=32).train()
+    trained = AuxiliaryLosses(task, r_drop=1.0, token_dropout=0.5)
+    batch = trained.examples(data, length=32, seed=0).batch([0, 1, 2, 3])
+    original = batch.tokens.clone()
+    torch.manual_seed(1)
+    sums = trained.losses(model, batch)
+    assert len(read) == 2 and torch.equal(batch.tokens, original)
+    special = torch.isin(original, torch.tensor(sorted(stores[0].all_special_ids)))
+    for reading in read:
+        changed = reading.tokens != original
+        assert (reading.tokens[changed] == stores[0].mask).all() and not (changed & special).any()
+        assert 0.3 < float(changed.sum() / (~special).sum()) < 0.7
+    assert not torch.equal(read[0].tokens, read[1].tokens) and float(sums["r_drop"]) > 0
+    torch.manual_seed(1)
+    assert torch.equal(trained.losses(model, batch)["label"], sums["label"])  # a function of the step's seed
+    read.clear()
+    trained.losses(model.eval(), batch)
+    assert torch.equal(read[0].tokens, original)  # validation reads whole texts
+
+
+@torch.no_grad()
+def test_the_language_model_reads_the_tokens_that_the_classifier_misses(gaps, stores):
+    task, data, _ = gaps
+    objective = TASKS.get("causal")(TASKS.get("causal").Config(), stores[0])
+    model = model_of(AuxiliaryLosses(task, objective=objective), objective)
+    whole, dropped = (
+        AuxiliaryLosses(task, objective=objective, lm_loss=1.0, token_dropout=share) for share in (0.0, 0.5)
+    )
+    batch = whole.examples(data, length=32, seed=0).batch([0, 1, 2, 3])
+    expected, sums = whole.losses(model, batch), dropped.losses(model, batch)
+    assert torch.allclose(sums["token"], expected["token"]) and not torch.allclose(sums["label"], expected["label"])
+
+
+def test_a_source_text_loses_tokens_and_its_translation_none(stores):
+    torch.manual_seed(0)
+    rows = torch.tensor([stores[0].encode("Anne likes home. Ben sees home.")])
+    batch = Batch(rows, source=Batch(rows))
+    dropped = TokenDropout(0.5, stores[0])(batch)
+    assert torch.equal(dropped.tokens, rows) and not torch.equal(dropped.source.tokens, rows)
+
+
+def test_a_tokenizer_without_mask_drops_no_tokens(stores):
+    class Unmasked:
+        mask = None
+
+    with pytest.raises(UserError, match=r"token_dropout: this tokenizer has no \[MASK\]"):
+        TokenDropout(0.1, Unmasked())
+
+
 def test_a_step_frees_its_computation_without_garbage_collection(rows, objective):
     task, data = rows
     model, batch = model_of(task, objective), task.examples(data, length=32, seed=0).batch([0, 1, 2, 3])
@@ -155,6 +218,7 @@ def test_a_step_frees_its_computation_without_garbage_collection(rows, objective
 def test_no_loss_reads_a_value_from_the_device(rows, objective):
     """A CUDA graph captures no step that waits for a value; a fake tensor has none to give."""
     task, data = rows
+    task = AuxiliaryLosses(task.task, objective=objective, **WEIGHTS, token_dropout=0.1)
     batch = task.examples(data, length=32, seed=0).batch([0, 1, 2, 3])
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = replace(batch, **tree_map_only(torch.Tensor, mode.from_tensor, vars(batch)))

@@ -22,6 +22,7 @@ UNCHANGED = {"epochs": 1, "batch": 16, "lr": 1e-30, "dropout": 0.0, "model.dropo
 EVERYTHING = {
     "lm_loss": 0.5,
     "r_drop": 1.0,
+    "token_dropout": 0.2,
     "reinit_layers": 1,
     "ema": 0.9,
     "layer_decay": 0.8,
@@ -158,6 +159,9 @@ def test_adapted_weights_are_averaged_with_the_sources(sources, tune, tmp_path):
         ({"lm_loss": -1.0}, r"lm_loss: must be 0 or above"),
         ({"r_drop": 1.0, "method": "setfit"}, r"r_drop: conflicts with method setfit"),
         ({"r_drop": 1.0, "dropout": 0.0, "model.dropout": 0.0}, r"r_drop: without dropout both readings"),
+        ({"token_dropout": 1.0}, r"token_dropout: must be from 0 to below 1"),
+        ({"token_dropout": 0.1, "freeze": True}, r"token_dropout: changes what the backbone reads"),
+        ({"token_dropout": 0.1, "method": "setfit"}, r"token_dropout: conflicts with method setfit"),
         ({"reinit_layers": 3}, r"reinit_layers: 3 is more than the 2 of the model"),
         ({"reinit_layers": 1, "freeze": True}, r"reinit_layers: needs layers that are trained"),
         ({"adapt_average": 0.5}, r"adapt_average: has no effect without adapt_steps"),

@@ -139,6 +139,7 @@ class HeadKeywords(TypedDict, total=False):
     adapt_average: float
     lm_loss: float
     r_drop: float
+    token_dropout: float
     soup: int
     reinit_layers: int
     least_steps: int

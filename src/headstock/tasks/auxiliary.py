@@ -1,16 +1,18 @@
-"""Losses beside that of a labelled task in training: its source's language-model loss, and R-Drop.
+"""Changes to the loss of a labelled task in training: its source's language-model loss, R-Drop and token dropout.
 
 B sequences, N examples (one sequence each unless a long one is split), T tokens, C classes.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headstock.data.tokenizer import Tokenizer
+from headstock.errors import UserError
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE_INDEX, Batch, Output
 from headstock.model.model import Model
@@ -22,16 +24,26 @@ MAX_SEQUENCES = 1 << 16  # of one example, each with its own random masks
 
 
 class AuxiliaryLosses(Task):
-    """A labelled task with further losses in training; validation has the task's own loss alone.
+    """A labelled task with further losses in training; validation has the task's own loss on whole texts alone.
 
     - `objective`, a pretraining objective, gives the rows labels for the language-model head (Radford et al. 2018).
     - With `r_drop`, each row is read twice, and the divergence of the two predictions is a loss (Liang et al. 2021).
+    - With `token_dropout`, each reading sees [MASK] in place of some tokens, drawn like the units of dropout.
     """
 
     is_labelled = True
 
-    def __init__(self, task: LabelledTask, *, objective: Task | None = None, lm_loss: float = 0.0, r_drop: float = 0.0):
+    def __init__(
+        self,
+        task: LabelledTask,
+        *,
+        objective: Task | None = None,
+        lm_loss: float = 0.0,
+        r_drop: float = 0.0,
+        token_dropout: float = 0.0,
+    ):
         super().__init__(task.config, task.tokenizer)
+        self.token_dropout = TokenDropout(token_dropout, task.tokenizer) if token_dropout else None
         self.task, self.objective, self.weights = task, objective, {LM_HEAD: lm_loss, R_DROP: r_drop}
         self.has_unused_parameters = task.has_unused_parameters
 
@@ -55,15 +67,17 @@ class AuxiliaryLosses(Task):
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
         if not model.training:
             return self.task.losses(model, batch)
-        first = RecordingModel(model)
-        sums = self.task.losses(cast(Model, first), batch, smoothing=smoothing)
+        drop_tokens, first = self.token_dropout or unchanged, RecordingModel(model)
+        sums = self.task.losses(cast(Model, first), drop_tokens(batch), smoothing=smoothing)
         if self.objective is not None:
-            masked = batch.masked  # a causal objective reads the same tokens, so the hidden states are there already
-            hidden = first.hidden if masked is None else model(masked).hidden
+            masked = batch.masked
+            # a causal objective reads the same tokens, unless some are dropped: the hidden states are there already
+            is_read = masked is None and self.token_dropout is None
+            hidden = first.hidden if is_read else model(masked or batch).hidden
             sums[LM_HEAD] = token_losses(model, hidden, masked or batch, smoothing=0.0)["token"]
         if self.weights[R_DROP]:
             second = RecordingModel(model)
-            again = self.task.losses(cast(Model, second), batch, smoothing=smoothing)
+            again = self.task.losses(cast(Model, second), drop_tokens(batch), smoothing=smoothing)
             sums |= {name: (sums[name] + again[name]) / 2 for name in again}
             logits, labels = (first.outputs["label"], second.outputs["label"]), batch.labels["label"]
             sums[R_DROP] = symmetric_divergence(*logits, labels, multilabel=self.task.multilabel)
@@ -86,6 +100,27 @@ class AuxiliaryLosses(Task):
 
     def tokens(self, batch: Batch) -> int:
         return self.task.tokens(batch)
+
+
+class TokenDropout:
+    """Replaces a random share of the tokens that a model reads by [MASK], but no special tokens."""
+
+    def __init__(self, share: float, tokenizer: Tokenizer):
+        if tokenizer.mask is None:
+            raise UserError("transfer.token_dropout: this tokenizer has no [MASK] to put in place of tokens")
+        self.share, self.mask, self.special = share, tokenizer.mask, sorted(tokenizer.all_special_ids)
+
+    def __call__(self, batch: Batch) -> Batch:
+        if batch.source is not None:
+            return replace(batch, source=self(batch.source))
+        dropped = torch.rand(batch.tokens.shape, device=batch.tokens.device) < self.share  # (B, T)
+        for token in self.special:  # compared one by one, because a CUDA graph cannot copy a list to the device
+            dropped &= batch.tokens != token
+        return replace(batch, tokens=batch.tokens.masked_fill(dropped, self.mask))
+
+
+def unchanged(batch: Batch) -> Batch:
+    return batch
 
 
 class ExamplesWithLMLabels:

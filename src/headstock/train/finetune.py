@@ -20,6 +20,7 @@ from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.io import sha256
 from headstock.model.lora import is_adapter
+from headstock.tasks.auxiliary import TokenDropout
 from headstock.tasks.base import Task
 from headstock.tasks.calibration import fit_calibration
 from headstock.tasks.labelled import LabelledTask, is_labelled, metric_value
@@ -214,6 +215,8 @@ def check_inputs(
     for records in (splits.train, splits.valid, splits.test):
         if records is not None:
             task.check(records)
+    if share := run_config.transfer.token_dropout:
+        TokenDropout(share, task.tokenizer)  # rejects a tokenizer without [MASK]
     if source is None:
         return None
     if run_config.transfer.adapt_steps:

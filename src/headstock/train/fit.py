@@ -82,8 +82,14 @@ def fit(
     settings, lora = run_config.train, transfer.adapters
     trained = model if lora is None else LoRAModel(model, lora, seed=settings.seed)
     trained_task: Task = task
-    if objective is not None or transfer.r_drop:
-        trained_task = AuxiliaryLosses(task, objective=objective, lm_loss=transfer.lm_loss, r_drop=transfer.r_drop)
+    if objective is not None or transfer.r_drop or transfer.token_dropout:
+        trained_task = AuxiliaryLosses(
+            task,
+            objective=objective,
+            lm_loss=transfer.lm_loss,
+            r_drop=transfer.r_drop,
+            token_dropout=transfer.token_dropout,
+        )
     if objective is not None and weights is not None:
         trained = with_lm_head(model, objective, weights, source=transfer.run)
     trained.to(distributed.device)

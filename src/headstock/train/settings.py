@@ -105,6 +105,7 @@ class TransferSettings:
     adapt_average: float = config.added(1.0)  # weight of the adapted weights in an average with the source's; 1: alone
     lm_loss: float = config.added(0.0)  # weight of the source's language-model loss on the training rows
     r_drop: float = config.added(0.0)  # weight of the divergence between two readings of a row with different dropout
+    token_dropout: float = config.added(0.0)  # share of the tokens that training replaces by [MASK], anew in every step
     reinit_layers: int = config.added(0)  # top layers that start from new weights instead of the pretrained ones
     ensemble: int = 1  # number of models with different seeds, whose probabilities are averaged
     soup: int = config.added(1)  # number of models with different seeds, whose weights are averaged (a model soup)
@@ -119,7 +120,7 @@ class TransferSettings:
         bounds = {
             NOT_NEGATIVE: "adapt_steps least_steps lora lm_loss r_drop reinit_layers",
             ABOVE_0: "ensemble soup adapt_lr lora_alpha",
-            BELOW_1: "lora_dropout",
+            BELOW_1: "lora_dropout token_dropout",
             INSIDE_0_1: "adapt_fraction",
             SHARE: "adapt_average",
         }
@@ -140,6 +141,8 @@ class TransferSettings:
             ("lm_loss", setfit, "conflicts with method setfit, which has a loss of its own"),
             ("lm_loss", self.bidirectional is not None, "needs the attention mask of pretraining, not bidirectional"),
             ("r_drop", setfit, "conflicts with method setfit, which has a loss of its own"),
+            ("token_dropout", setfit, "conflicts with method setfit, which has a loss of its own"),
+            ("token_dropout", freeze, "changes what the backbone reads, so it conflicts with freeze"),
             ("reinit_layers", scratch, "replaces pretrained weights, so it conflicts with init scratch"),
             ("reinit_layers", freeze, "needs layers that are trained, so it conflicts with freeze"),
             ("reinit_layers", lora, "needs layers that are trained, so it conflicts with lora"),

@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -107,6 +108,29 @@ def test_teachers_predict_a_text_once(files, tmp_path, monkeypatch):
     for changed in ({"text": pool, "rows": 99, **common}, {"text": pool, "rows": 100, **other}):
         with pytest.raises(AssertionError, match="predicted again"):
             distil(folder / "backbone", out=tmp_path / "2", settings=STUDENT, **changed)
+
+
+def test_tfidf_predicts_a_text_once(files, tmp_path, monkeypatch):
+    """Also for a student with other settings, but not where a labelled row or the seed is another."""
+    folder, pool, paths = files
+    common = {"teachers": [folder / "teacher-0"], "text": pool, "rows": 100, "valid": paths["valid"]}
+    settings = STUDENT | {"epochs": 1}
+    first = distil(folder / "backbone", train=paths["few"], out=tmp_path / "0", settings=settings, **common)
+
+    def fit(*_, **__):
+        raise AssertionError("TF-IDF was fitted again")
+
+    monkeypatch.setattr("headstock.experiments.distil.fit_tfidf", fit)
+    second = distil(
+        folder / "backbone", train=paths["few"], out=tmp_path / "1", settings=settings | {"lr": 1e-3}, **common
+    )
+    assert second["distillation"] == first["distillation"]
+    fewer = tmp_path / "fewer.jsonl"
+    _, *others = Path(paths["few"]).read_text(encoding="utf-8").splitlines(keepends=True)
+    fewer.write_text("".join(others), encoding="utf-8")
+    for rows, changed in ((fewer, settings), (paths["few"], settings | {"seed": 1})):
+        with pytest.raises(AssertionError, match="fitted again"):
+            distil(folder / "backbone", train=rows, out=tmp_path / "2", settings=changed, **common)
 
 
 def test_no_text_of_the_pool_is_a_labelled_one(tmp_path):

@@ -7,13 +7,15 @@ N texts, C classes.
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from headstock import __version__
 from headstock.cache_use import mark_used
 from headstock.data.corpus import read_corpus
 from headstock.data.records import Records
@@ -105,14 +107,14 @@ def distil(
         if records is not None:
             task.check(records)
     pool = closest_texts(splits, text, rows or ROWS_PER_LABEL * len(splits.train), seed=seed)
-    models: dict[str, Pipeline | TfidfClassifier] = {**(together.classifiers if together else pipelines)}
-    if tfidf and not together:
-        models[TFIDF] = fit_tfidf(classes, splits, seed=seed)
+    models = together.classifiers if together else pipelines
     texts = text_records(pool)
     combined = [
         Teacher(name, *(cached_probabilities(model, rows, classes) for rows in (splits.valid, texts)))
         for name, model in models.items()
     ]
+    if tfidf and not together:
+        combined.append(Teacher(TFIDF, *tfidf_probabilities(splits, texts, classes, seed=seed)))
     del models, pipelines
     truth = np.array([classes.index(label) for label in splits.valid.labels or []])
     if together:
@@ -209,12 +211,34 @@ def cached_probabilities(model: Pipeline | TfidfClassifier, rows: Records, class
     runs = model.run.model_runs()
     if any(run.weights_file.name not in run.manifest() for run in runs):  # of an earlier version
         return class_probabilities(model, rows, classes)
-    key = fingerprint([[run.manifest() for run in runs], rows.display_texts, list(classes)])
-    path = mark_used(cache_folder() / "distil" / f"{key}.npy")
+    key = [[run.manifest() for run in runs], rows.display_texts, list(classes)]
+    return cached(key, lambda: class_probabilities(model, rows, classes))
+
+
+def tfidf_probabilities(
+    splits: LabelledSplits, texts: Records, classes: Sequence[str], *, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """What TF-IDF, fitted on the labelled rows, predicts for the validation rows and for `texts`, from the cache.
+
+    Reading all n-grams of the texts takes minutes, and students of the same rows need it only once.
+    """
+    labelled = [[part.display_texts, part.labels] for part in (splits.train, splits.valid)]
+    key = [TFIDF, __version__, version("scikit-learn"), labelled, texts.display_texts, list(classes), seed]
+
+    def predict() -> np.ndarray:
+        model = fit_tfidf(classes, splits, seed=seed)
+        return np.concatenate([class_probabilities(model, rows, classes) for rows in (splits.valid, texts)])
+
+    probabilities = cached(key, predict)
+    return probabilities[: len(splits.valid)], probabilities[len(splits.valid) :]
+
+
+def cached(key: Any, compute: Callable[[], np.ndarray]) -> np.ndarray:
+    path = mark_used(cache_folder() / "distil" / f"{fingerprint(key)}.npy")
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as file, file.open("wb") as stream:
-            np.save(stream, class_probabilities(model, rows, classes), allow_pickle=False)
+            np.save(stream, compute(), allow_pickle=False)
     return np.load(path, allow_pickle=False)
 
 

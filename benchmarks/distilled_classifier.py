@@ -1,18 +1,19 @@
 """Makes one classifier from raw text and labelled rows: pretraining, teachers, and students that learn from them.
 
-    python benchmarks/distilled_classifier.py recipes/cls-books-teachers.toml --out runs/teachers --seeds 0 1 2 3 4
-    python benchmarks/distilled_classifier.py recipes/cls-books-teachers.toml --out runs/teachers --folds 5
+    python benchmarks/distilled_classifier.py recipes/cls-books-record.toml --out runs/record --seeds 0 1 2 3 4
+    python benchmarks/distilled_classifier.py recipes/cls-books-record.toml --out runs/record --folds 5
 
-With --seeds, teachers are trained on the rows of train and valid, and a student of each seed learns from all of them:
-their predictions of the test texts are in OUT/test. With --folds, teachers and a student are trained on the other rows
-of each fold, and predict those of the fold: OUT/folds.jsonl has the accuracies. The test texts play no part in it.
-Both can be given. OUT/results.json sums up what is there.
+With --seeds, teachers are trained on the rows of train and valid, and each student, once with each seed, learns from
+all of them: their predictions of the test texts are in OUT/test. With --folds, teachers and students are trained on the
+other rows of each fold, and predict those of the fold. The test texts play no part in it. Both can be given; --students
+names those of the recipe to train. OUT/results.json sums up what is there.
 """
 
 import argparse
 import json
 import shutil
 import tomllib
+from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,18 +25,27 @@ from typing import Any
 import numpy as np
 
 import headstock
+from headstock.api.data import split_files
 from headstock.data.labelled_texts import read_records
 from headstock.data.records import Records, join_records
-from headstock.experiments.arms.tfidf import TfidfClassifier
 from headstock.experiments.cross_validation import assign_folds
-from headstock.experiments.distil import cached_probabilities, closest_texts, normalize, text_records
+from headstock.experiments.distil import (
+    cached_probabilities,
+    closest_texts,
+    normalize,
+    text_records,
+    tfidf_probabilities,
+)
 from headstock.experiments.ensemble_weights import combine
 from headstock.inference.pipeline import load
 from headstock.intervals import item_difference, item_interval
-from headstock.train.labelled_data import LabelledSplits
+from headstock.tasks.classify import Classify, ClassifyConfig
+from headstock.train.labelled_data import LabelledSplits, read_splits
+from headstock.train.settings import LabelledSettings
 
 HELD_OUT = 0.05  # of the training rows: TF-IDF selects its classifier on them
-TFIDF, TOGETHER, STUDENT = "tfidf", "together", "student"
+TFIDF_PROCESSES = 4
+TFIDF, TOGETHER = "tfidf", "together"
 
 
 @dataclass
@@ -48,7 +58,7 @@ class Split:
     seeds: list[int]  # of the students
     numbers: np.ndarray | None = None
     teachers: dict[str, Future[None]] = field(default_factory=dict)
-    students: dict[int, Future[None]] = field(default_factory=dict)
+    students: dict[str, Future[None]] = field(default_factory=dict)  # by name and seed: student-0
 
 
 def main() -> None:
@@ -57,22 +67,32 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--folds", type=int)
     parser.add_argument("--seeds", type=int, nargs="*", default=[], help="of the students that predict the test texts")
+    parser.add_argument("--students", nargs="*", help="default: all")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--processes", type=int, default=1, help="fine-tunings at once")
     options = parser.parse_args()
     recipe = tomllib.loads(options.recipe.read_text(encoding="utf-8"))
+    if options.students is not None:
+        students = recipe["student"]["models"]
+        recipe["student"]["models"] = {name: students[name] for name in options.students}
     rows = join_records(*(read_records(recipe["data"][name]) for name in ("train", "valid")))
     options.out.mkdir(parents=True, exist_ok=True)
     splits = make_splits(recipe, rows, options)
     # one process per run, so that its GPU memory is free afterwards
     processes = partial(ProcessPoolExecutor, mp_context=get_context("spawn"), max_tasks_per_child=1)
-    with processes(1) as first, processes(options.processes) as pool:
+    with processes(1) as first, processes(options.processes) as pool, processes(TFIDF_PROCESSES) as other:
         runs = pretrain_all(
             recipe["pretrain"], rows, options.recipe.parent, options.out, options.device, first, beside=pool
         )
         texts = write_pool(recipe, rows, options.out)
+        pool_texts = read_pool(texts)
+        predicted = [
+            other.submit(predict_tfidf, split.train, pool_texts, seed) for split in splits for seed in split.seeds
+        ]
         for _, done in runs.values():  # pretrainings and fine-tunings at once may fill the memory of a GPU
             done.result()
+        for future in predicted:
+            future.result()
         # the teachers of the next split go before the students, so that no process waits for the last teacher
         submit_teachers(recipe, runs, splits[0], texts, options, pool)
         for number, split in enumerate(splits):
@@ -195,8 +215,23 @@ def train_teacher(
             run, task="classify", out=out, settings=settings, **common_arguments(rows, held_out, 0, device)
         )
         remove_checkpoints(out)
-    pool = [json.loads(line)["text"] for line in texts.read_text(encoding="utf-8").splitlines()]
-    cached_probabilities(load(out, device=device), text_records(pool), class_names(rows))
+    cached_probabilities(load(out, device=device), text_records(read_pool(texts)), class_names(rows))
+
+
+def read_pool(texts: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in texts.read_text(encoding="utf-8").splitlines()]
+
+
+def predict_tfidf(rows: Records, texts: Sequence[str], seed: int) -> np.ndarray:
+    """What TF-IDF predicts, fitted on the rows that the student of this seed trains on.
+
+    The cache keeps it: called for a student's texts while the GPU pretrains, it saves the student a minute.
+    """
+    classes = class_names(rows)
+    train = split_files("classify", train=labelled_pairs(rows))["train"]
+    settings = LabelledSettings(str(train), valid_fraction=HELD_OUT)
+    splits = read_splits(settings, Classify, ClassifyConfig(classes=tuple(classes)), seed=seed)
+    return tfidf_probabilities(splits, text_records(texts), classes, seed=seed)[1]
 
 
 def submit_students(
@@ -206,16 +241,21 @@ def submit_students(
     for future in split.teachers.values():
         future.result()
     teachers = [split.folder / name for name in teacher_names(recipe)]
-    run = options.out / recipe["student"]["run"]
-    for seed in split.seeds:
-        arguments = (run, teachers, recipe, split.train, split.held_out, split.folder / f"{STUDENT}-{seed}")
-        split.students[seed] = pool.submit(train_student, *arguments, texts, seed, options.device)
+    for student, model in recipe["student"]["models"].items():
+        settings = recipe["student"]["finetune"] | {key: value for key, value in model.items() if key != "run"}
+        for seed in split.seeds:
+            name = f"{student}-{seed}"
+            arguments = (options.out / model["run"], teachers, recipe, settings, split.train, split.held_out)
+            split.students[name] = pool.submit(
+                train_student, *arguments, split.folder / name, texts, seed, options.device
+            )
 
 
 def train_student(
     run: Path,
     teachers: list[Path],
     recipe: dict[str, Any],
+    settings: dict[str, Any],
     rows: Records,
     held_out: Records,
     out: Path,
@@ -233,7 +273,7 @@ def train_student(
         equal_weights=True,
         rows=recipe["student"]["rows"],
         out=out,
-        settings=recipe["student"]["finetune"] | {"valid_fraction": HELD_OUT},
+        settings=settings | {"valid_fraction": HELD_OUT},
         **common_arguments(rows, held_out, seed, device),
     )
     remove_checkpoints(out)
@@ -246,20 +286,12 @@ def remove_checkpoints(run: Path) -> None:
 
 
 def common_arguments(rows: Records, held_out: Records, seed: int, device: str) -> dict[str, Any]:
-    pairs = list(zip(rows.display_texts, rows.labels or [], strict=True))
-    common: dict[str, Any] = {"train": pairs, "test": held_out.display_texts, "seed": seed, "device": device}
-    return common | {"report": False, "progress": False, "overwrite": True}
+    common: dict[str, Any] = {"train": labelled_pairs(rows), "test": held_out.display_texts, "seed": seed}
+    return common | {"device": device, "report": False, "progress": False, "overwrite": True}
 
 
-def tfidf_probabilities(rows: Records, held_out: Records) -> np.ndarray:
-    classes = class_names(rows)
-    numbers = np.array([classes.index(label) for label in rows.labels or []])
-    order = np.random.default_rng(0).permutation(len(numbers))
-    count = int(len(numbers) * HELD_OUT)
-    train, valid = order[count:], order[:count]
-    texts = [[rows.display_texts[index] for index in part] for part in (train, valid)]
-    model = TfidfClassifier(classes).fit(texts[0], numbers[train], texts[1], numbers[valid], seed=0)
-    return model.probabilities(held_out.display_texts)
+def labelled_pairs(rows: Records) -> list[tuple[str, str]]:
+    return list(zip(rows.display_texts, rows.labels or [], strict=True))
 
 
 # Predictions and results
@@ -271,19 +303,19 @@ def write_predictions(split: Split, recipe: dict[str, Any], device: str) -> None
     predictions = {name: read_predictions(split.folder / name, classes) for name in split.teachers}
     teachers = [predictions[name] for name in teacher_names(recipe)]
     if recipe["teachers"]["tfidf"]:
-        predictions[TFIDF] = tfidf_probabilities(split.train, split.held_out)
+        predictions[TFIDF] = predict_tfidf(split.train, split.held_out.display_texts, 0)
         teachers.append(predictions[TFIDF])
     predictions[TOGETHER] = combine(teachers, np.full(len(teachers), 1 / len(teachers)))
-    for seed, future in split.students.items():
+    for name, future in split.students.items():
         future.result()
-        predictions[f"{STUDENT}-{seed}"] = read_predictions(split.folder / f"{STUDENT}-{seed}", classes)
+        predictions[name] = read_predictions(split.folder / name, classes)
     for name in split.teachers:
         for number, member in enumerate(members(split.folder / name)):
             predictions[f"{name}-{number}"] = load(member, device=device).probabilities(split.held_out.display_texts)
     for name, values in predictions.items():
         lines = [
             {"label": classes[row.argmax()], "probabilities": dict(zip(classes, row.round(5).tolist(), strict=True))}
-            for row in values
+            for row in values.astype(np.float64)
         ]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (split.folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
@@ -320,7 +352,8 @@ def summarize(recipe: dict[str, Any], out: Path, rows: Records, folds: list[Spli
     classes = class_names(rows)
     truth = np.array([classes.index(label) for label in rows.labels or []])
     numbers = np.concatenate([split.numbers for split in folds if split.numbers is not None])
-    names = [*folds[0].teachers, TFIDF, TOGETHER, f"{STUDENT}-0"]
+    students = list(folds[0].students)
+    names = [*folds[0].teachers, TFIDF, TOGETHER, *students]
     predictions = {
         name: np.concatenate([read_probabilities(split.folder / f"{name}.jsonl", classes) for split in folds])
         for name in names
@@ -331,10 +364,9 @@ def summarize(recipe: dict[str, Any], out: Path, rows: Records, folds: list[Spli
     summary["cross_validation"] = {
         "rows": len(numbers),
         "accuracy": {name: item_interval(part)._asdict() for name, part in correct.items()},
-        "student_minus": {
-            name: item_difference(correct[f"{STUDENT}-0"], part)._asdict()
-            for name, part in correct.items()
-            if name != f"{STUDENT}-0"
+        "differences": {
+            one: {name: item_difference(correct[one], part)._asdict() for name, part in correct.items() if name != one}
+            for one in (TOGETHER, *students)
         },
         "folds": {
             split.folder.name: {name: run_summary(split.folder / name) for name in split.teachers} for split in folds

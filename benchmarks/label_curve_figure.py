@@ -6,7 +6,7 @@ from typing import Any
 
 from headstock.report.theme import arm_styles, make_figure, svg_of
 
-QUOTES, SST2 = "labels-rotten-tomatoes", "labels-sst2"
+QUOTES, SST2, BOOKS = "labels-rotten-tomatoes", "labels-sst2", "labels-cls-books"
 PANELS = {  # the results of each line, and the arm's name in them
     "quotes of critics (Rotten Tomatoes)": {
         "own model, fine-tuned": [
@@ -22,11 +22,17 @@ PANELS = {  # the results of each line, and the arm's name in them
         "own model, fine-tuned": [(SST2, "pretrained")],
         "TF-IDF": [(SST2, "tfidf")],
     },
+    "French book reviews (CLS)": {
+        "own model, fine-tuned": [(BOOKS, "pretrained")],
+        "own model, SetFit": [(BOOKS, "setfit")],
+        "TF-IDF": [(BOOKS, "tfidf")],
+    },
 }
 KINDS = {
     "own model, fine-tuned": "pretrained",
     "MiniLM, fine-tuned": "pretrained",
     "MiniLM, SetFit": "setfit",
+    "own model, SetFit": "setfit",
     "TF-IDF": "tfidf",
 }
 
@@ -39,7 +45,7 @@ def read_arm(results: str, arm: str) -> list[dict[str, Any]]:
 
 def draw(figure: Any) -> None:
     styles = arm_styles([{"name": name, "kind": kind} for name, kind in KINDS.items()])
-    for axes, (title, lines) in zip(figure.subplots(1, 2, sharey=True), PANELS.items(), strict=True):
+    for axes, (title, lines) in zip(figure.subplots(1, len(PANELS), sharey=True), PANELS.items(), strict=True):
         for label, sources in lines.items():
             rows, style = [row for source in sources for row in read_arm(*source)], styles[label]
             counts = [row["labels"] for row in rows]
@@ -55,4 +61,4 @@ def draw(figure: Any) -> None:
 
 
 if __name__ == "__main__":
-    Path("docs/figures/label-curves.svg").write_text(svg_of(make_figure(draw, 760, 340)), encoding="utf-8")
+    Path("docs/figures/label-curves.svg").write_text(svg_of(make_figure(draw, 1080, 340)), encoding="utf-8")

@@ -48,7 +48,10 @@ def load(path: Path) -> None:
             assert model["run"] in written["pretrain"]
             own = {key: value for key, value in model.items() if key != "run"}
             transfer_config(open_run("reviews-en"), "classify", None, teachers["finetune"] | own)
-        transfer_config(open_run("reviews-en"), "classify", None, student["finetune"])
+        for model in student["models"].values():
+            assert model["run"] in written["pretrain"]
+            own = {key: value for key, value in model.items() if key != "run"}
+            transfer_config(open_run("reviews-en"), "classify", None, student["finetune"] | own)
     elif (task := written.get("task", {}).get("name")) in ("classify", "pair", "tag", "answer", "translate"):
         source = None if "preset" in written.get("transfer", {}) else open_run("reviews-en")
         transfer_config(source, task, path, {})

@@ -222,14 +222,15 @@ FLOWS = {
             "reinit": node(3, 1, WORK, "reinit_layers", "new top layers"),
             "loss": node(
                 3,
-                3.8,
+                4.0,
                 WORK,
                 "fine-tuning loss",
                 "cross-entropy of the labels",
                 "+ lm_loss x language model",
                 "+ r_drop x KL of two passes",
+                "token_dropout: masked inputs",
             ),
-            "out": node(2, 3.8, RESULT, "fine-tuned run"),
+            "out": node(2, 4.0, RESULT, "fine-tuned run"),
         },
         [
             Edge("run", "adapt"),

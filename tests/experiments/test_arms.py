@@ -61,6 +61,18 @@ def test_common_settings_of_lora_are_for_its_arms(runs):
     assert make_arms([path], ["lora"])[0].options()["lora"] == 8
 
 
+def test_a_common_setting_is_for_the_arms_it_applies_to(runs):
+    (path,) = runs("tiny")
+    common = {"linear_probe": True, "transfer.token_dropout": 0.1}
+    names = ["pretrained", "lora", "scratch", "frozen", "setfit"]
+    options = {arm.name: arm.options(common) for arm in make_arms([path], names)}
+    assert [name for name in names if options[name].get("linear_probe")] == ["pretrained", "lora"]
+    dropped = [name for name in names if "transfer.token_dropout" in options[name]]
+    assert dropped == ["pretrained", "lora", "scratch"]
+    (own,) = make_arms([path], ["frozen"], {"frozen": {"linear_probe": True}})
+    assert own.options()["linear_probe"]  # and refused, as the arm's own setting
+
+
 def test_tables_define_custom_arms_and_settings_of_standard_ones(runs):
     (path,) = runs("tiny")
     tables = {"fast": {"kind": "frozen", "lr": 0.01}, "scratch": {"epochs": 3}, "unused": {"kind": "pretrained"}}

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from headstock.errors import UserError
 from headstock.kernels.backends import paused_gc
-from headstock.model.batch import IGNORE_INDEX, Batch, pad_to_multiple
+from headstock.model.batch import IGNORE_INDEX, pad_to_multiple
 from headstock.model.model import Model
 from headstock.tasks.auxiliary import AuxiliaryLosses, TokenDropout, symmetric_divergence
 from headstock.tasks.base import TASKS, padded_batch
@@ -187,14 +187,6 @@ def test_the_language_model_reads_the_tokens_that_the_classifier_misses(gaps, st
     batch = whole.examples(data, length=32, seed=0).batch([0, 1, 2, 3])
     expected, sums = whole.losses(model, batch), dropped.losses(model, batch)
     assert torch.allclose(sums["token"], expected["token"]) and not torch.allclose(sums["label"], expected["label"])
-
-
-def test_a_source_text_loses_tokens_and_its_translation_none(stores):
-    torch.manual_seed(0)
-    rows = torch.tensor([stores[0].encode("Anne likes home. Ben sees home.")])
-    batch = Batch(rows, source=Batch(rows))
-    dropped = TokenDropout(0.5, stores[0])(batch)
-    assert torch.equal(dropped.tokens, rows) and not torch.equal(dropped.source.tokens, rows)
 
 
 def test_a_tokenizer_without_mask_drops_no_tokens(stores):

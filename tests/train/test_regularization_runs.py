@@ -176,6 +176,19 @@ def test_combinations_without_sense_are_refused(settings, message, stock, tune, 
     assert not (tmp_path / "run" / "config.json").exists()
 
 
+def test_a_translator_drops_no_tokens(tmp_path):
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("source\ttarget\n" + "a b\tb a\n" * 4)
+    with pytest.raises(HeadstockError, match="token_dropout: needs a task with a head of its own, which translate"):
+        finetune(
+            preset="seq2seq-nano",
+            task="translate",
+            train=pairs,
+            out=tmp_path / "run",
+            settings={"token_dropout": 0.1},
+        )
+
+
 def test_sources_without_a_language_model_are_refused(stock, tune, tmp_path):
     run = tune(stock, "first", QUICK | {"epochs": 1})
     with pytest.raises(HeadstockError, match="was trained for 'classify'; expected a run with a language-model head"):

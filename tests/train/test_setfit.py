@@ -12,7 +12,7 @@ from headstock.tasks.contrastive import ContrastivePairs
 from headstock.train.evaluate import cache_features
 from headstock.train.fit import EncodedSplits
 from headstock.train.labelled_data import read_splits
-from headstock.train.setfit import fit_logistic_head
+from headstock.train.linear_probe import fit_logistic_head, pooled_vectors
 from tests.experiments.small import make_pairs, make_rows, write_lines, write_rows
 
 SETTINGS = {"method": "setfit", "lr": 0.01, "epochs": 10, "batch": 16}
@@ -73,8 +73,7 @@ def test_three_classes_one_of_which_has_no_rows(run):
     task = run.task.with_settings(classes=("a", "b", "c", "d"))
     model = run.model.with_heads(task.heads(run.model.backbone))
     labels, vectors = np.array([0, 0, 1, 1, 3, 3]), torch.randn(6, 16, generator=torch.Generator().manual_seed(1))
-    features = type("Features", (), {"features": [[vector[None]] for vector in vectors]})
-    fit_logistic_head(model, features, labels, task.config)
+    fit_logistic_head(model, vectors.numpy(), labels, task.config)
     probabilities = model.eval().heads["label"](vectors).softmax(-1).detach()
     assert (probabilities.argmax(-1).numpy() == labels).all() and float(probabilities[:, 2].max()) < 1e-6
 
@@ -124,7 +123,7 @@ def test_pairs_of_texts_are_read_as_pairs(stock, tmp_path):
         ({"settings": SETTINGS | {"layers": "mix"}}, "task.layers: mix"),
         ({"settings": SETTINGS | {"dense": "tanh"}}, "task.dense: tanh"),
         ({"settings": SETTINGS | {"separator": "|"}}, "needs one class per row"),
-        ({"settings": SETTINGS | {"head_bias": False}}, "task.head_bias: false conflicts with SetFit"),
+        ({"settings": SETTINGS | {"head_bias": False}}, "task.head_bias: false conflicts with method=.setfit."),
         ({"task": "tag"}, "needs one class per row"),
         ({"task": "regress"}, "needs one class per row"),
         ({"task": "ordinal"}, "does not apply to ordinal"),
@@ -142,4 +141,4 @@ def test_one_class_is_refused(stock, files, tmp_path, run):
     data = EncodedSplits(run.task.prepare(splits.train), run.task.prepare(splits.valid))
     features = cache_features(run.model, run.task, data.train.select([0]), length=run.length)
     with pytest.raises(UserError, match="two classes or more, not 'bad'"):
-        fit_logistic_head(run.model, features, np.array([0]), run.task.config)
+        fit_logistic_head(run.model, pooled_vectors(features), np.array([0]), run.task.config)

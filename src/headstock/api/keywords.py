@@ -140,6 +140,7 @@ class HeadKeywords(TypedDict, total=False):
     lm_loss: float
     r_drop: float
     token_dropout: float
+    linear_probe: bool
     soup: int
     reinit_layers: int
     least_steps: int

@@ -117,10 +117,11 @@ class Arm:
     def options(self, common: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Fine-tuning settings: those common to all arms, those implied by the kind, and the arm's own.
 
-        A common setting that another kind alone has, such as the rank of LoRA, is left out.
+        A common setting that does not apply to the kind, such as the rank of LoRA to other kinds, is left out.
         """
         kind = ARM_KINDS.get(self.kind)
         foreign = {name for other in ARM_KINDS.names() for name in ARM_KINDS.get(other).defaults} - set(kind.defaults)
+        foreign |= kind.ignored
         implied = {"transfer.init": "pretrained", "transfer.freeze": False, **kind.options}
         shared = {key: value for key, value in (common or {}).items() if bare_name(key) not in foreign}
         options: dict[str, Any] = {}

@@ -44,6 +44,7 @@ PROMPTS = ("This film is", "The actors")
 REVIEWS, LONG_REVIEWS = 2000, 4000  # training texts of the live model
 LIVE_SHARE = 1 / 7  # of the demo's time
 LEAST_STEPS = 60
+FINETUNING = {"linear_probe": True}  # better than a random head with few labels and steps
 OVERHEAD_ROWS = 12_000  # tokenizing, leakage search and report cost about as much as reading this many rows
 PLAN_FILE = "demo.json"  # the chosen size, so that a resumed demo keeps it
 DEMO_LAYOUT: FolderLayout = {**LAYOUT, "live": RUN_LAYOUT, "reviews.txt": None, PLAN_FILE: None}
@@ -107,7 +108,7 @@ def run_demo(
             seeds=size.seeds,
             seed=seed,
             rows=size.rows,
-            settings={"least_steps": size.least_steps},
+            settings=FINETUNING | {"least_steps": size.least_steps},
             device=device,
             callbacks=callbacks,
         )
@@ -194,7 +195,9 @@ def estimate_sizes(out: Path, *, device: str, seed: int) -> list[tuple[Compariso
     files = {split: f"catalog:{DATASET}/{split}.csv" for split in ("train", "valid", "test")}
     plans = [
         make_plan(
-            None, files | {"labels": size.labels, "seeds": size.seeds, "seed": seed}, {"least_steps": size.least_steps}
+            None,
+            files | {"labels": size.labels, "seeds": size.seeds, "seed": seed},
+            FINETUNING | {"least_steps": size.least_steps},
         )
         for size in SIZES
     ]

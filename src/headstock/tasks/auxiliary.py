@@ -1,4 +1,4 @@
-"""Changes to the loss of a labelled task in training: its source's language-model loss, R-Drop and token dropout.
+"""Auxiliary losses and token dropout for fine-tuning: a language-model loss, R-Drop, masked input tokens.
 
 B sequences, N examples (one sequence each unless a long one is split), T tokens, C classes.
 """
@@ -44,7 +44,8 @@ class AuxiliaryLosses(Task):
     ):
         super().__init__(task.config, task.tokenizer)
         self.token_dropout = TokenDropout(token_dropout, task.tokenizer) if token_dropout else None
-        self.task, self.objective, self.weights = task, objective, {LM_HEAD: lm_loss, R_DROP: r_drop}
+        self.task, self.objective, self.r_drop = task, objective, r_drop
+        self.weights = {R_DROP: r_drop} | ({} if objective is None else {LM_HEAD: lm_loss})
         self.has_unused_parameters = task.has_unused_parameters
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
@@ -75,7 +76,7 @@ class AuxiliaryLosses(Task):
             is_read = masked is None and self.token_dropout is None
             hidden = first.hidden if is_read else model(masked or batch).hidden
             sums[LM_HEAD] = token_losses(model, hidden, masked or batch, smoothing=0.0)["token"]
-        if self.weights[R_DROP]:
+        if self.r_drop:
             second = RecordingModel(model)
             again = self.task.losses(cast(Model, second), drop_tokens(batch), smoothing=smoothing)
             sums |= {name: (sums[name] + again[name]) / 2 for name in again}
@@ -87,7 +88,7 @@ class AuxiliaryLosses(Task):
         counts = self.task.counts(batch)
         if self.objective is not None and (labels := (batch.masked or batch).labels.get(LM_HEAD)) is not None:
             counts[LM_HEAD] = int((labels != IGNORE_INDEX).sum())
-        return counts | ({R_DROP: counts["label"]} if self.weights[R_DROP] else {})
+        return counts | ({R_DROP: counts["label"]} if self.r_drop else {})
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         """The task's metrics, and the mean of each further loss where there is one."""
@@ -111,8 +112,6 @@ class TokenDropout:
         self.share, self.mask, self.special = share, tokenizer.mask, sorted(tokenizer.all_special_ids)
 
     def __call__(self, batch: Batch) -> Batch:
-        if batch.source is not None:
-            return replace(batch, source=self(batch.source))
         dropped = torch.rand(batch.tokens.shape, device=batch.tokens.device) < self.share  # (B, T)
         for token in self.special:  # compared one by one, because a CUDA graph cannot copy a list to the device
             dropped &= batch.tokens != token

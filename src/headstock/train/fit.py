@@ -20,6 +20,7 @@ from headstock.train.callbacks import Callback, Event
 from headstock.train.checkpoint import TrainState
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import cache_features, model_outputs
+from headstock.train.linear_probe import fit_linear_probe
 from headstock.train.loop import sequence_length, train
 from headstock.train.models import average_weights, build_model, load_source_weights, new_top_layers, with_lm_head
 from headstock.train.run_folder import RunFolder
@@ -94,6 +95,8 @@ def fit(
         trained = with_lm_head(model, objective, weights, source=transfer.run)
     trained.to(distributed.device)
     length = sequence_length(model, settings)
+    if transfer.linear_probe:
+        fit_linear_probe(model, task, data.train, length=length, dtype=settings.dtype, seed=settings.seed)
     epochs: list[dict[str, Any]] = []
     train_data = data
     if transfer.method == "setfit":

@@ -304,7 +304,9 @@ def complete_finetune_config(tree: Tree) -> RunConfig:
     run_config = make_config(tree)
     settings = run_config.train
     if run_config.transfer.method == "setfit":
-        check_setfit(run_config, task)
+        check_logistic_head(run_config, task, option="--method setfit")
+    if run_config.transfer.linear_probe:
+        check_logistic_head(run_config, task, option="transfer.linear_probe")
     if "layers" in names:
         check_layers(run_config.task.layers, run_config.model.depth)
     if transfer.get("freeze") and (settings.unfreeze or settings.layer_decay != 1):
@@ -319,12 +321,14 @@ def complete_finetune_config(tree: Tree) -> RunConfig:
 
 
 def check_regularization(run_config: RunConfig, task: type[LabelledTask]) -> None:
-    """Reject R-Drop without classes or dropout, and more new layers than there are."""
+    """Reject R-Drop without classes or dropout, token dropout in translation, and more new layers than there are."""
     transfer, model = run_config.transfer, run_config.model
     if transfer.r_drop and not task.predicts_classes:
         raise UserError(f"transfer.r_drop: compares probabilities of classes, which {task.name} does not predict")
     dropouts = [getattr(run_config.task, "dropout", 0.0), 0.0 if transfer.freeze else getattr(model, "dropout", 0.0)]
-    if transfer.r_drop and not any(dropouts):
+    if transfer.token_dropout and not task.can_freeze_backbone:
+        raise UserError(f"transfer.token_dropout: needs a task with a head of its own, which {task.name} does not have")
+    if transfer.r_drop and not any([*dropouts, transfer.token_dropout]):
         raise UserError("transfer.r_drop: without dropout both readings of a row are the same; set dropout above 0")
     if transfer.reinit_layers > model.depth:
         raise UserError(f"transfer.reinit_layers: {transfer.reinit_layers} is more than the {model.depth} of the model")
@@ -362,21 +366,21 @@ def check_task(tree: Tree, task: type[LabelledTask], init: str) -> None:
         raise UserError(f"transfer.ensemble: the outputs of {task.name} models cannot be averaged")
 
 
-def check_setfit(run_config: RunConfig, task: type[LabelledTask]) -> None:
-    """Reject tasks and heads that SetFit does not apply to."""
+def check_logistic_head(run_config: RunConfig, task: type[LabelledTask], *, option: str) -> None:
+    """Reject tasks and heads that an option which fits the head by logistic regression does not apply to."""
     settings, transfer = run_config.task, run_config.transfer
     if not task.predicts_classes or getattr(settings, "separator", None) is not None:
-        raise UserError(f"--method setfit: needs one class per row, which {task.name} rows do not have")
+        raise UserError(f"{option}: needs one class per row, which {task.name} rows do not have")
     if not task.linear_classes:
-        raise UserError(f"--method setfit: its logistic regression does not apply to {task.name}; use classify")
+        raise UserError(f"{option}: its logistic regression does not apply to {task.name}; use classify")
     if not settings.head_bias:
-        raise UserError("task.head_bias: false conflicts with SetFit, whose logistic regression has a bias")
+        raise UserError(f"task.head_bias: false conflicts with {option}, whose logistic regression has a bias")
     if transfer.freeze:
-        raise UserError("--method setfit: fine-tunes the backbone, so it conflicts with --freeze")
+        raise UserError(f"{option}: fine-tunes the backbone, so it conflicts with --freeze")
     for name, plain in (("layers", "mix"), ("dense", "none")):
         value = getattr(settings, name, plain)
         if (value == plain) == (name == "layers"):
-            raise UserError(f"task.{name}: {value} needs a head that is trained, and SetFit's is a logistic regression")
+            raise UserError(f"task.{name}: {value} conflicts with {option}, whose head is a plain linear layer")
 
 
 def override_direction(tree: Tree, *, causal: bool) -> Tree:

@@ -106,6 +106,8 @@ class TransferSettings:
     lm_loss: float = config.added(0.0)  # weight of the source's language-model loss on the training rows
     r_drop: float = config.added(0.0)  # weight of the divergence between two readings of a row with different dropout
     token_dropout: float = config.added(0.0)  # share of the tokens that training replaces by [MASK], anew in every step
+    # start from a head that is fitted to the frozen features by logistic regression, not from a random one (LP-FT)
+    linear_probe: bool = config.added(False)
     reinit_layers: int = config.added(0)  # top layers that start from new weights instead of the pretrained ones
     ensemble: int = 1  # number of models with different seeds, whose probabilities are averaged
     soup: int = config.added(1)  # number of models with different seeds, whose weights are averaged (a model soup)
@@ -143,6 +145,14 @@ class TransferSettings:
             ("r_drop", setfit, "conflicts with method setfit, which has a loss of its own"),
             ("token_dropout", setfit, "conflicts with method setfit, which has a loss of its own"),
             ("token_dropout", freeze, "changes what the backbone reads, so it conflicts with freeze"),
+            ("linear_probe", scratch, "fits the head to pretrained features, so it conflicts with init scratch"),
+            ("linear_probe", freeze, "is where fine-tuning starts; with freeze, the head is all that is trained"),
+            (
+                "linear_probe",
+                self.reinit_layers > 0,
+                "fits the head to pretrained layers, so it conflicts with reinit_layers",
+            ),
+            ("linear_probe", setfit, "conflicts with method setfit, which fits its own head at the end"),
             ("reinit_layers", scratch, "replaces pretrained weights, so it conflicts with init scratch"),
             ("reinit_layers", freeze, "needs layers that are trained, so it conflicts with freeze"),
             ("reinit_layers", lora, "needs layers that are trained, so it conflicts with lora"),

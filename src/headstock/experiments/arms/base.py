@@ -24,6 +24,7 @@ class ArmKind:
     is_finetuned: ClassVar[bool] = False  # by the training loop, so that fine-tuning settings apply
     options: ClassVar[Mapping[str, Any]] = {}  # fine-tuning settings that the kind implies
     defaults: ClassVar[Mapping[str, Any]] = {}  # fine-tuning settings that only arms of this kind have
+    ignored: ClassVar[frozenset[str]] = frozenset()  # settings for all arms that do not apply to this kind
 
     @classmethod
     def unsupported(cls, settings: "CompareSettings") -> str | None:

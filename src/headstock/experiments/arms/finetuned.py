@@ -81,6 +81,7 @@ class ScratchArm(FinetunedArm):
     title = "the model trained from scratch"
     uses_weights = False
     options: ClassVar[Mapping[str, Any]] = {"transfer.init": "scratch"}
+    ignored: ClassVar[frozenset[str]] = frozenset({"linear_probe"})
 
 
 @ARM_KINDS.add("frozen")
@@ -89,6 +90,7 @@ class FrozenArm(FinetunedArm):
 
     title = "the frozen backbone"
     options: ClassVar[Mapping[str, Any]] = {"transfer.freeze": True}
+    ignored: ClassVar[frozenset[str]] = frozenset({"linear_probe", "token_dropout"})
 
     @classmethod
     def unsupported(cls, settings: "CompareSettings") -> str | None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 class SetfitArm(FinetunedArm):
     title = "SetFit"
     options: ClassVar[Mapping[str, Any]] = {"transfer.method": "setfit"}
+    ignored: ClassVar[frozenset[str]] = frozenset({"linear_probe", "token_dropout"})
 
     @classmethod
     def unsupported(cls, settings: "CompareSettings") -> str | None:

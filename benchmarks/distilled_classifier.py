@@ -74,6 +74,8 @@ def main() -> None:
     recipe = tomllib.loads(options.recipe.read_text(encoding="utf-8"))
     if options.students is not None:
         students = recipe["student"]["models"]
+        if unknown := set(options.students) - set(students):
+            parser.error(f"--students {' '.join(sorted(unknown))}: the recipe has {', '.join(students)}")
         recipe["student"]["models"] = {name: students[name] for name in options.students}
     rows = join_records(*(read_records(recipe["data"][name]) for name in ("train", "valid")))
     options.out.mkdir(parents=True, exist_ok=True)
@@ -87,7 +89,10 @@ def main() -> None:
         texts = write_pool(recipe, rows, options.out)
         pool_texts = read_pool(texts)
         predicted = [
-            other.submit(predict_tfidf, split.train, pool_texts, seed) for split in splits for seed in split.seeds
+            other.submit(predict_tfidf, split.train, pool_texts, seed)
+            for split in splits
+            for seed in split.seeds
+            if recipe["teachers"]["tfidf"] and recipe["student"]["models"]
         ]
         for _, done in runs.values():  # pretrainings and fine-tunings at once may fill the memory of a GPU
             done.result()

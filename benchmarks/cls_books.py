@@ -2,9 +2,10 @@
 
     python benchmarks/cls_books.py --out runs/search [--candidates plain r-drop] [--repeats 2] [--processes 4]
 
-The candidates are in benchmarks/cls_books.toml. Each of the five folds has a seed of its own, and another one in every
-repeat. Results are appended to OUT/results.jsonl, one line per candidate: the accuracy of each fold, their mean, and
-the difference from the first candidate, paired by fold, with corrected 95% intervals. The test texts are not read.
+The candidates are in benchmarks/cls_books.toml; --recipe names another such file. Each of the five folds has a seed of
+its own, and another one in every repeat. Results are appended to OUT/results.jsonl: a line per pretraining with its
+length and metrics, and one per candidate with the accuracy of each fold, their mean, and the difference from the first
+candidate, paired by fold, with corrected 95% intervals. The test texts are not read.
 """
 
 import argparse
@@ -61,6 +62,8 @@ def main() -> None:
         }
         reference: np.ndarray | None = None
         with (options.out / "results.jsonl").open("a", encoding="utf-8") as file:
+            for name, run in runs.items():
+                file.write(json.dumps({"pretraining": name, **pretraining_summary(run)}) + "\n")
             for name, candidate in candidates.items():
                 try:
                     done = [call.result() for repeat in range(options.repeats) for call in calls[name, repeat]]
@@ -76,6 +79,13 @@ def main() -> None:
                 row["seconds"] = round(sum(seconds for _, seconds in done), 1)
                 print(json.dumps(row), flush=True)
                 file.write(json.dumps(row) + "\n")
+
+
+def pretraining_summary(run: Path) -> dict[str, Any]:
+    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    lengths = {key: results[key] for key in ("steps", "tokens", "seconds")}
+    metrics = {key: round(value, 4) for key, value in results["metrics"].items()}
+    return lengths | {"parameters": results["parameters"]["total"], "metrics": metrics}
 
 
 def rounded(interval: Interval) -> list[float | None]:

@@ -3,6 +3,7 @@
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,8 @@ from headstock.train.run_folder import open_run
 from tests.benchmarks import load_script
 
 FOLDER = Path(__file__).parent.parent / "recipes"
-RECIPES = sorted(FOLDER.glob("*.toml"))
+BENCHMARKS = FOLDER.parent / "benchmarks"
+RECIPES = [*sorted(FOLDER.glob("*.toml")), *sorted(BENCHMARKS.glob("cls_books*.toml"))]
 
 
 def load(path: Path) -> None:
@@ -37,26 +39,37 @@ def load(path: Path) -> None:
             asked = flatten_tables({key: value for key, value in plan.pretrain.items() if key != "preset"})
             resolve_pretrain_config(plan.pretrain.get("preset"), None, asked)
     elif "teachers" in written:  # of benchmarks/distilled_classifier.py
-        for sections in written["pretrain"].values():
-            changed = {name: values for name, values in sections.items() if isinstance(values, dict)}
-            base = tomllib.loads((path.parent / sections["config"]).read_text(encoding="utf-8"))
-            resolve_pretrain_config(
-                None, None, flatten_tables(base | {"model": base["model"] | changed.pop("model", {})} | changed)
-            )
-        teachers, student = written["teachers"], written["student"]
-        for model in teachers["models"].values():
-            assert model["run"] in written["pretrain"]
-            own = {key: value for key, value in model.items() if key != "run"}
-            transfer_config(open_run("reviews-en"), "classify", None, teachers["finetune"] | own)
-        for model in student["models"].values():
-            assert model["run"] in written["pretrain"]
-            own = {key: value for key, value in model.items() if key != "run"}
-            transfer_config(open_run("reviews-en"), "classify", None, student["finetune"] | own)
+        load_pretrainings(written["pretrain"])
+        for part in (written["teachers"], written["student"]):
+            load_finetunings(part["models"], part["finetune"], written["pretrain"])
+    elif "candidates" in written:  # of benchmarks/cls_books.py
+        load_pretrainings(written["pretrain"])
+        load_finetunings(written["candidates"], written["finetune"], written["pretrain"])
     elif (task := written.get("task", {}).get("name")) in ("classify", "pair", "tag", "answer", "translate"):
         source = None if "preset" in written.get("transfer", {}) else open_run("reviews-en")
         transfer_config(source, task, path, {})
     else:
         resolve_pretrain_config(None, path, {})
+
+
+def load_pretrainings(pretrainings: dict[str, Any]) -> None:
+    for sections in pretrainings.values():
+        changed = {name: values for name, values in sections.items() if isinstance(values, dict)}
+        base = {}
+        if "start" in sections:
+            assert sections["start"] in pretrainings
+        else:
+            base = tomllib.loads((FOLDER / sections["config"]).read_text(encoding="utf-8"))
+        merged = {name: base.get(name, {}) | values for name, values in changed.items() if name != "task"}
+        task = {"task": changed["task"]} if "task" in changed else {}
+        resolve_pretrain_config(None, None, flatten_tables(base | merged | task))
+
+
+def load_finetunings(models: dict[str, Any], common: dict[str, Any], pretrainings: dict[str, Any]) -> None:
+    for model in models.values():
+        assert model["run"] in pretrainings
+        own = {key: value for key, value in model.items() if key != "run"}
+        transfer_config(open_run("reviews-en"), "classify", None, common | own)
 
 
 def test_there_are_recipes():

@@ -68,6 +68,9 @@ def main() -> None:
                 try:
                     done = [call.result() for repeat in range(options.repeats) for call in calls[name, repeat]]
                 except Exception as error:
+                    if reference is None:  # all others are compared with this one
+                        pool.shutdown(wait=False, cancel_futures=True)
+                        raise
                     print(json.dumps({"candidate": name, "error": repr(error)[:300]}), flush=True)
                     continue
                 scores = np.array([score for score, _ in done])  # (repeats x folds,)

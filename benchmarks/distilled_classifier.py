@@ -26,6 +26,7 @@ import numpy as np
 
 import headstock
 from headstock.api.data import split_files
+from headstock.config import flatten_tables
 from headstock.data.labelled_texts import read_records
 from headstock.data.records import Records, join_records
 from headstock.experiments.cross_validation import assign_folds
@@ -161,13 +162,7 @@ def pretrain(sections: dict[str, Any], folder: Path, out: Path, name: str, texts
     """
     if (out / name / "results.json").exists():
         return
-    config: dict[str, Any] = {}
-    if "config" in sections:
-        config = tomllib.loads((folder / sections["config"]).read_text(encoding="utf-8"))
-    for section, values in sections.items():
-        if isinstance(values, dict):
-            config[section] = values if section == "task" else config.get(section, {}) | values
-    settings = {f"{section}.{key}": value for section, values in config.items() for key, value in values.items()}
+    settings = flatten_tables(pretraining_tables(sections, folder))
     corpus = [*settings.pop("data.corpus"), *([texts] if sections.get("labelled_texts") else [])]
     if "minutes" in sections:
         settings = {key: value for key, value in settings.items() if key not in ("train.epochs", "train.steps")}
@@ -177,6 +172,17 @@ def pretrain(sections: dict[str, Any], folder: Path, out: Path, name: str, texts
     headstock.pretrain(
         corpus, out=out / name, start=start, settings=settings, resume=resume, device=device, report=False
     )
+
+
+def pretraining_tables(sections: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The tables of another recipe, if one is named, with the changes."""
+    tables: dict[str, Any] = {}
+    if "config" in sections:
+        tables = tomllib.loads((folder / sections["config"]).read_text(encoding="utf-8"))
+    for name, values in sections.items():
+        if isinstance(values, dict):
+            tables[name] = values if name == "task" else tables.get(name, {}) | values
+    return tables
 
 
 # Teachers and students

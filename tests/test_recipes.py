@@ -14,7 +14,7 @@ from headstock.experiments import sweep_settings
 from headstock.train.resolve import resolve_finetune_config as transfer_config
 from headstock.train.resolve import resolve_pretrain_config
 from headstock.train.run_folder import open_run
-from tests.benchmarks import load_script
+from tests.benchmarks import load_benchmark, load_script
 
 FOLDER = Path(__file__).parent.parent / "recipes"
 BENCHMARKS = FOLDER.parent / "benchmarks"
@@ -53,16 +53,10 @@ def load(path: Path) -> None:
 
 
 def load_pretrainings(pretrainings: dict[str, Any]) -> None:
+    tables = load_benchmark("distilled_classifier").pretraining_tables
     for sections in pretrainings.values():
-        changed = {name: values for name, values in sections.items() if isinstance(values, dict)}
-        base = {}
-        if "start" in sections:
-            assert sections["start"] in pretrainings
-        else:
-            base = tomllib.loads((FOLDER / sections["config"]).read_text(encoding="utf-8"))
-        merged = {name: base.get(name, {}) | values for name, values in changed.items() if name != "task"}
-        task = {"task": changed["task"]} if "task" in changed else {}
-        resolve_pretrain_config(None, None, flatten_tables(base | merged | task))
+        assert "config" in sections or sections["start"] in pretrainings
+        resolve_pretrain_config(None, None, flatten_tables(tables(sections, FOLDER)))
 
 
 def load_finetunings(models: dict[str, Any], common: dict[str, Any], pretrainings: dict[str, Any]) -> None:

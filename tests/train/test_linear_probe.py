@@ -14,7 +14,7 @@ import headstock
 from headstock.errors import HeadstockError
 from headstock.model.batch import Batch
 from headstock.train.evaluate import cache_features
-from headstock.train.linear_probe import STRENGTHS, choose_strength, fit_linear_probe, fit_logistic_head, pooled_vectors
+from headstock.train.linear_probe import C_VALUES, choose_c, fit_linear_probe, fit_logistic_head, pooled_vectors
 from headstock.train.run_folder import RunFolder
 
 PROBE = {"linear_probe": True, "epochs": 1, "batch": 16}
@@ -36,12 +36,12 @@ def features_of(run, path):
 
 def test_the_head_is_a_logistic_regression_of_standardized_features(probed, files):
     vectors, labels = features_of(probed, files["train"])
-    strength, _ = choose_strength(vectors, labels, seed=0)
-    expected = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=2000)).fit(vectors, labels)
+    c, _ = choose_c(vectors, labels, seed=0)
+    expected = make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=2000)).fit(vectors, labels)
     rows = probed.task.read_file(files["test"], config=probed.task.config)
     outputs = np.stack(probed.outputs(probed.task.prepare(rows)))
     assert np.allclose(outputs, expected.predict_proba(features_of(probed, files["test"])[0]), atol=1e-3)
-    other = make_pipeline(StandardScaler(), LogisticRegression(C=strength)).fit(vectors, 1 - labels)
+    other = make_pipeline(StandardScaler(), LogisticRegression(C=c)).fit(vectors, 1 - labels)
     assert not np.allclose(outputs, other.predict_proba(features_of(probed, files["test"])[0]), atol=1e-2)
 
 
@@ -50,16 +50,16 @@ def test_the_backbone_is_the_sources(probed, stock):
     assert all(torch.equal(tensors[name], tensor) for name, tensor in source.items() if name.startswith("backbone."))
 
 
-def test_the_strength_follows_the_noise_of_the_labels():
+def test_the_penalty_follows_the_noise_of_the_labels():
     """Noisy labels want a strong penalty, and labels that a line separates a weak one."""
     generator = np.random.default_rng(0)
     vectors = generator.normal(size=(200, 20))
     clean, noise = (vectors[:, 0] > 0).astype(int), generator.integers(2, size=200)
-    (weak, accuracy), (strong, chance) = (choose_strength(vectors, labels, seed=0) for labels in (clean, noise))
+    (weak, accuracy), (strong, chance) = (choose_c(vectors, labels, seed=0) for labels in (clean, noise))
     assert weak > strong and accuracy > 0.9 and 0.3 < chance < 0.7
-    assert choose_strength(vectors, clean, seed=0) == (weak, accuracy)
+    assert choose_c(vectors, clean, seed=0) == (weak, accuracy)
     alone = np.array([0] * 199 + [1])
-    assert choose_strength(vectors, alone, seed=0) == (STRENGTHS[2], None)  # cross-validation needs two rows of a class
+    assert choose_c(vectors, alone, seed=0) == (C_VALUES[2], None)  # cross-validation needs two rows of a class
 
 
 def test_three_classes_keep_their_scale(probed):
@@ -68,7 +68,7 @@ def test_three_classes_keep_their_scale(probed):
     width = model.heads["label"].linear.in_features
     vectors = np.random.default_rng(1).normal(loc=5.0, scale=np.linspace(0.1, 10, width), size=(90, width))
     labels = np.arange(90) % 3
-    fit_logistic_head(model, vectors, labels, task.config, strength=0.1, standardize=True)
+    fit_logistic_head(model, vectors, labels, task.config, c=0.1, standardize=True)
     expected = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=2000)).fit(vectors, labels)
     outputs = model.eval().heads["label"](torch.tensor(vectors, dtype=torch.float32)).softmax(-1).detach().numpy()
     assert np.allclose(outputs, expected.predict_proba(vectors), atol=1e-3)
@@ -93,9 +93,7 @@ def test_rows_of_one_class_leave_the_head_random(probed):
 def test_class_weights_count_in_the_search_as_well():
     vectors = np.random.default_rng(0).normal(size=(100, 5))
     labels = (vectors[:, 0] > 1).astype(int)
-    assert choose_strength(vectors, labels, class_weight={0: 1.0, 1: 1e3}, seed=0) != choose_strength(
-        vectors, labels, seed=0
-    )
+    assert choose_c(vectors, labels, class_weight={0: 1.0, 1: 1e3}, seed=0) != choose_c(vectors, labels, seed=0)
 
 
 def test_only_some_of_many_rows_are_read(probed, files, monkeypatch):

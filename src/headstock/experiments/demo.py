@@ -44,7 +44,6 @@ PROMPTS = ("This film is", "The actors")
 REVIEWS, LONG_REVIEWS = 2000, 4000  # training texts of the live model
 LIVE_SHARE = 1 / 7  # of the demo's time
 LEAST_STEPS = 60
-FINETUNING = {"linear_probe": True}  # better than a random head with few labels and steps
 OVERHEAD_ROWS = 12_000  # tokenizing, leakage search and report cost about as much as reading this many rows
 PLAN_FILE = "demo.json"  # the chosen size, so that a resumed demo keeps it
 DEMO_LAYOUT: FolderLayout = {**LAYOUT, "live": RUN_LAYOUT, "reviews.txt": None, PLAN_FILE: None}
@@ -56,6 +55,11 @@ class ComparisonSize:
     seeds: int
     rows: int | None
     least_steps: int = LEAST_STEPS
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of fine-tuning: a linear probe is better than a random head with few labels and steps."""
+        return {"linear_probe": True, "least_steps": self.least_steps}
 
 
 SIZES = (  # by increasing cost
@@ -108,7 +112,7 @@ def run_demo(
             seeds=size.seeds,
             seed=seed,
             rows=size.rows,
-            settings=FINETUNING | {"least_steps": size.least_steps},
+            settings=size.settings,
             device=device,
             callbacks=callbacks,
         )
@@ -194,11 +198,7 @@ def estimate_sizes(out: Path, *, device: str, seed: int) -> list[tuple[Compariso
     """Each size with the estimated seconds of its comparison, leakage search and report."""
     files = {split: f"catalog:{DATASET}/{split}.csv" for split in ("train", "valid", "test")}
     plans = [
-        make_plan(
-            None,
-            files | {"labels": size.labels, "seeds": size.seeds, "seed": seed},
-            FINETUNING | {"least_steps": size.least_steps},
-        )
+        make_plan(None, files | {"labels": size.labels, "seeds": size.seeds, "seed": seed}, size.settings)
         for size in SIZES
     ]
     context = make_context(plans[0], out, DistributedContext(choose_device(device)))

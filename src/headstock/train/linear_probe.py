@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 MAX_ITERATIONS = 2000  # of a regression
 ABSENT = -1e4  # the logit of a class without training rows
-STRENGTHS = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # of the labels against the penalty: scikit-learn's C
+C_VALUES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # scikit-learn's C: the inverse of the regularization strength
 FOLDS = 5
 MAX_ROWS = 2000  # with more labels, the head that fine-tuning starts from hardly matters
 
@@ -33,7 +33,7 @@ def fit_linear_probe(model: Model, task: LabelledTask, data: Any, *, length: int
     """Set a new head to a linear probe, from which fine-tuning starts (LP-FT, Kumar et al. 2022).
 
     A random head sends random gradients into the backbone until it has learned; this one has. Features are
-    standardized, and the strength of the penalty is chosen by cross-validation of the loss. Without two classes to
+    standardized, and the regularization strength is chosen by cross-validation of the loss. Without two classes to
     tell apart, the head stays random.
     """
     if len(data) > MAX_ROWS:
@@ -43,19 +43,17 @@ def fit_linear_probe(model: Model, task: LabelledTask, data: Any, *, length: int
         return
     vectors = pooled_vectors(cache_features(model, task, data, length=length, dtype=dtype))
     weights = present_weights(data.labels, task.config)
-    strength, accuracy = choose_strength(vectors, data.labels, class_weight=weights, seed=seed)
+    c, accuracy = choose_c(vectors, data.labels, class_weight=weights, seed=seed)
     # training goes on, so that a class without rows must not start from the logit of an impossible one
-    fit_logistic_head(
-        model, vectors, data.labels, task.config, strength=strength, standardize=True, absent=-math.log(len(vectors))
-    )
+    fit_logistic_head(model, vectors, data.labels, task.config, c=c, standardize=True, absent=-math.log(len(vectors)))
     measured = "" if accuracy is None else f", {accuracy:.1%} by cross-validation"
-    logger.info(f"linear probe: logistic regression on {len(vectors):,} rows with C={strength:g}{measured}")
+    logger.info(f"linear probe: logistic regression on {len(vectors):,} rows with C={c:g}{measured}")
 
 
-def choose_strength(
+def choose_c(
     vectors: np.ndarray, labels: np.ndarray, *, class_weight: dict[int, float] | None = None, seed: int
 ) -> tuple[float, float | None]:
-    """The strength with the smallest loss by cross-validation, and its accuracy; a small one if there are few rows."""
+    """The C with the smallest loss by cross-validation, and its accuracy; the middle one where a class has one row."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GridSearchCV, StratifiedKFold
     from sklearn.pipeline import make_pipeline
@@ -63,16 +61,16 @@ def choose_strength(
 
     folds = min(FOLDS, *np.unique(labels, return_counts=True)[1].tolist())
     if folds < 2:
-        return STRENGTHS[2], None
+        return C_VALUES[len(C_VALUES) // 2], None
     search = GridSearchCV(
         make_pipeline(StandardScaler(), LogisticRegression(max_iter=MAX_ITERATIONS, class_weight=class_weight)),
-        {"logisticregression__C": STRENGTHS},
+        {"logisticregression__C": C_VALUES},
         scoring=["neg_log_loss", "accuracy"],
         refit=False,
         cv=StratifiedKFold(folds, shuffle=True, random_state=seed),
     ).fit(vectors, labels)
     best = int(np.argmax(search.cv_results_["mean_test_neg_log_loss"]))
-    return STRENGTHS[best], float(search.cv_results_["mean_test_accuracy"][best])
+    return C_VALUES[best], float(search.cv_results_["mean_test_accuracy"][best])
 
 
 def pooled_vectors(features: CachedFeatures) -> np.ndarray:
@@ -86,7 +84,7 @@ def fit_logistic_head(
     labels: np.ndarray,
     config: Any,
     *,
-    strength: float = 1.0,
+    c: float = 1.0,
     standardize: bool = False,
     absent: float = ABSENT,
 ) -> None:
@@ -104,7 +102,7 @@ def fit_logistic_head(
         means, scales = vectors.mean(0), vectors.std(0)
         scales[scales == 0] = 1.0
     regression = LogisticRegression(
-        C=strength,
+        C=c,
         max_iter=MAX_ITERATIONS,
         class_weight=present_weights(labels, config),
         fit_intercept=linear.bias is not None,

@@ -68,9 +68,6 @@ def main() -> None:
                 try:
                     done = [call.result() for repeat in range(options.repeats) for call in calls[name, repeat]]
                 except Exception as error:
-                    if reference is None:  # all others are compared with this one
-                        pool.shutdown(wait=False, cancel_futures=True)
-                        raise
                     print(json.dumps({"candidate": name, "error": repr(error)[:300]}), flush=True)
                     continue
                 scores = np.array([score for score, _ in done])  # (repeats x folds,)
@@ -78,7 +75,7 @@ def main() -> None:
                 row |= {"mean": rounded(t_interval(scores.tolist(), overlap=overlap))}
                 if reference is not None:
                     row["difference"] = rounded(t_interval((scores - reference).tolist(), overlap=overlap))
-                reference = scores if reference is None else reference
+                reference = scores if name == names[0] else reference
                 row["seconds"] = round(sum(seconds for _, seconds in done), 1)
                 print(json.dumps(row), flush=True)
                 file.write(json.dumps(row) + "\n")
@@ -114,7 +111,7 @@ def submit_folds(
     folds, calls = assign_folds(rows, options.folds, seed=repeat, strata=rows.labels), []
     run = runs[candidate.pop("run")]
     for fold in range(options.folds):
-        out, seed = options.out / name / f"{repeat}-{fold}", repeat * options.folds + fold
+        out, seed = options.out / "candidates" / name / f"{repeat}-{fold}", repeat * options.folds + fold
         train, held_out = (rows.select(np.flatnonzero(part).tolist()) for part in (folds != fold, folds == fold))
         calls.append(pool.submit(accuracy, run, candidate, train, held_out, out, seed, options.device))
     return calls

@@ -5,22 +5,20 @@
 The candidates are in benchmarks/cls_books.toml; --recipe names another such file. Each of the five folds has a seed of
 its own, and another one in every repeat. Results are appended to OUT/results.jsonl: a line per pretraining with its
 length and metrics, and one per candidate with the accuracy of each fold, their mean, and the difference from the first
-candidate, paired by fold, with corrected 95% intervals. The test texts are not read.
+candidate, paired by fold, with corrected 95% intervals. What is in OUT is not trained again, so that candidates can be
+compared with another one by naming it first. The test texts are not read.
 """
 
 import argparse
 import json
 import shutil
-import time
 import tomllib
-from concurrent.futures import Future, ProcessPoolExecutor
-from functools import partial
-from multiprocessing import get_context
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from distilled_classifier import HELD_OUT, class_names, common_arguments, pretrain_all, read_predictions
+from distilled_classifier import HELD_OUT, class_names, common_arguments, pretrain_all, process_pool, read_predictions
 
 import headstock
 from headstock.data.labelled_texts import read_records
@@ -39,6 +37,7 @@ def main() -> None:
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=1, help="each with other folds and seeds")
     parser.add_argument("--processes", type=int, default=4, help="fine-tunings at once")
+    parser.add_argument("--pretrainings", type=int, default=1, help="at once: while one compiles, another may train")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -46,37 +45,46 @@ def main() -> None:
     names = options.candidates or list(recipe["candidates"])
     candidates = {name: dict(recipe["candidates"][name]) for name in names}
     rows = join_records(*(read_records(recipe["data"][name]) for name in ("train", "valid")))
-    used = {candidate["run"] for candidate in candidates.values()}
-    used |= {recipe["pretrain"][name]["start"] for name in used if "start" in recipe["pretrain"][name]}
-    needed = {name: sections for name, sections in recipe["pretrain"].items() if name in used}
-    processes = partial(ProcessPoolExecutor, mp_context=get_context("spawn"), max_tasks_per_child=1)
-    with processes(1) as first, processes(options.processes) as pool:
+    runs = dict.fromkeys(candidate["run"] for candidate in candidates.values())
+    starts = {start: None for name in runs if (start := recipe["pretrain"][name].get("start"))}
+    needed = {name: recipe["pretrain"][name] for name in starts | runs}
+    with process_pool(options.pretrainings) as first, process_pool(options.processes) as pool:
         options.out.mkdir(parents=True, exist_ok=True)
         pretrained = pretrain_all(needed, rows, Path("recipes"), options.out, options.device, first, beside=pool)
-        runs = {name: finished(*pretrained[name]) for name in needed}
         overlap = 1 / ((options.folds - 1) * (1 - HELD_OUT))  # of the rows that score a model over those that train it
-        calls = {
-            (name, repeat): submit_folds(pool, runs, name, recipe["finetune"] | candidate, rows, repeat, options)
-            for name, candidate in candidates.items()
-            for repeat in range(options.repeats)
-        }
+        calls: dict[tuple[str, int], list[Future[tuple[float, float]]]] = {}
+        names_of = {done: name for name, (_, done) in pretrained.items()}
+        for done in as_completed(names_of):
+            run = names_of[done]
+            if error := done.exception():
+                print(json.dumps({"pretraining": run, "error": repr(error)[:300]}), flush=True)
+                continue
+            for name in (name for name in names if candidates[name]["run"] == run):
+                settings = recipe["finetune"] | {key: value for key, value in candidates[name].items() if key != "run"}
+                for repeat in range(options.repeats):
+                    out = options.out / "candidates" / name
+                    calls[name, repeat] = submit_folds(pool, options.out / run, out, settings, rows, repeat, options)
         reference: np.ndarray | None = None
         with (options.out / "results.jsonl").open("a", encoding="utf-8") as file:
-            for name, run in runs.items():
-                file.write(json.dumps({"pretraining": name, **pretraining_summary(run)}) + "\n")
+            for name, (folder, done) in pretrained.items():
+                if done.exception() is None:
+                    file.write(json.dumps({"pretraining": name, **pretraining_summary(folder)}) + "\n")
             for name, candidate in candidates.items():
+                if (name, 0) not in calls:  # its pretraining failed
+                    continue
                 try:
-                    done = [call.result() for repeat in range(options.repeats) for call in calls[name, repeat]]
+                    results = [call.result() for repeat in range(options.repeats) for call in calls[name, repeat]]
                 except Exception as error:
                     print(json.dumps({"candidate": name, "error": repr(error)[:300]}), flush=True)
                     continue
-                scores = np.array([score for score, _ in done])  # (repeats x folds,)
+                scores = np.array([score for score, _ in results])  # (repeats x folds,)
                 row = {"candidate": name, **candidate, "accuracy": scores.round(5).tolist()}
                 row |= {"mean": rounded(t_interval(scores.tolist(), overlap=overlap))}
                 if reference is not None:
+                    row["reference"] = names[0]
                     row["difference"] = rounded(t_interval((scores - reference).tolist(), overlap=overlap))
                 reference = scores if name == names[0] else reference
-                row["seconds"] = round(sum(seconds for _, seconds in done), 1)
+                row["seconds"] = round(sum(seconds for _, seconds in results), 1)
                 print(json.dumps(row), flush=True)
                 file.write(json.dumps(row) + "\n")
 
@@ -92,16 +100,11 @@ def rounded(interval: Interval) -> list[float | None]:
     return [None if value is None else round(value, 5) for value in interval]
 
 
-def finished(run: Path, done: Future[None]) -> Path:
-    done.result()
-    return run
-
-
 def submit_folds(
     pool: ProcessPoolExecutor,
-    runs: dict[str, Path],
-    name: str,
-    candidate: dict[str, Any],
+    run: Path,
+    out: Path,
+    settings: dict[str, Any],
     rows: Records,
     repeat: int,
     options: argparse.Namespace,
@@ -109,27 +112,27 @@ def submit_folds(
     """For each fold the call that trains on the rows of the others."""
     assert rows.labels is not None
     folds, calls = assign_folds(rows, options.folds, seed=repeat, strata=rows.labels), []
-    run = runs[candidate.pop("run")]
     for fold in range(options.folds):
-        out, seed = options.out / "candidates" / name / f"{repeat}-{fold}", repeat * options.folds + fold
+        folder, seed = out / f"{repeat}-{fold}", repeat * options.folds + fold
         train, held_out = (rows.select(np.flatnonzero(part).tolist()) for part in (folds != fold, folds == fold))
-        calls.append(pool.submit(accuracy, run, candidate, train, held_out, out, seed, options.device))
+        calls.append(pool.submit(accuracy, run, settings, train, held_out, folder, seed, options.device))
     return calls
 
 
 def accuracy(
     run: Path, settings: dict[str, Any], train: Records, held_out: Records, out: Path, seed: int, device: str
 ) -> tuple[float, float]:
-    """The accuracy on the held-out rows of a model that is trained on the others; seconds."""
-    start, classes = time.monotonic(), class_names(train)
+    """The accuracy on the held-out rows of a model that is trained on the others, and its seconds of training."""
+    classes = class_names(train)
     if not (out / "results.json").exists():
         settings = settings | {"valid_fraction": HELD_OUT}
         headstock.finetune(run, out=out, settings=settings, **common_arguments(train, held_out, seed, device))
         for folder in (out / "checkpoints", out / "adapted", out / "members"):
             shutil.rmtree(folder, ignore_errors=True)  # a hundred of them would fill a disk
         (out / "model.safetensors").unlink()
+    results = json.loads((out / "results.json").read_text(encoding="utf-8"))
     truth = np.array([classes.index(label) for label in held_out.labels or []])
-    return float((read_predictions(out, classes).argmax(1) == truth).mean()), time.monotonic() - start
+    return float((read_predictions(out, classes).argmax(1) == truth).mean()), results["seconds"]
 
 
 if __name__ == "__main__":

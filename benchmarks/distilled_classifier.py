@@ -11,18 +11,19 @@ names those of the recipe to train. OUT/results.json sums up what is there.
 
 import argparse
 import json
+import os
 import shutil
 import tomllib
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import combinations
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import headstock
 from headstock.api.data import split_files
@@ -81,9 +82,7 @@ def main() -> None:
     rows = join_records(*(read_records(recipe["data"][name]) for name in ("train", "valid")))
     options.out.mkdir(parents=True, exist_ok=True)
     splits = make_splits(recipe, rows, options)
-    # one process per run, so that its GPU memory is free afterwards
-    processes = partial(ProcessPoolExecutor, mp_context=get_context("spawn"), max_tasks_per_child=1)
-    with processes(1) as first, processes(options.processes) as pool, processes(TFIDF_PROCESSES) as other:
+    with process_pool(1) as first, process_pool(options.processes) as pool, process_pool(TFIDF_PROCESSES) as other:
         runs = pretrain_all(
             recipe["pretrain"], rows, options.recipe.parent, options.out, options.device, first, beside=pool
         )
@@ -112,6 +111,15 @@ def main() -> None:
                 folds.append(split)
             summary = summarize(recipe, options.out, rows, folds)
             (options.out / "results.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+
+
+def process_pool(processes: int) -> ProcessPoolExecutor:
+    """One process per run, so that its GPU memory is free afterwards, and a share of the cores for each."""
+    threads = max(1, (os.cpu_count() or 1) // (processes + 1))
+    context = get_context("spawn")
+    return ProcessPoolExecutor(
+        processes, mp_context=context, max_tasks_per_child=1, initializer=torch.set_num_threads, initargs=(threads,)
+    )
 
 
 def make_splits(recipe: dict[str, Any], rows: Records, options: argparse.Namespace) -> list[Split]:
@@ -148,9 +156,11 @@ def pretrain_all(
     """
     texts = out / "labelled-texts.jsonl"
     texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows.display_texts), encoding="utf-8")
-    runs = {}
+    runs: dict[str, tuple[Path, Future[None]]] = {}
     for name, sections in recipes.items():
         executor = beside if sections.get("beside") else pool
+        if "start" in sections:
+            runs[sections["start"]][1].result()
         runs[name] = (out / name, executor.submit(pretrain, sections, folder, out, name, texts, device))
     return runs
 

@@ -13,6 +13,7 @@ import argparse
 import json
 import shutil
 import tomllib
+from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from headstock.experiments.trial_evaluation import t_interval
 from headstock.intervals import Interval
 
 RECIPE = Path(__file__).with_suffix(".toml")
+
+Calls = dict[str, list[Future[tuple[float, float]]]]  # by candidate: accuracy and seconds of each fine-tuning
 
 
 def main() -> None:
@@ -48,45 +51,50 @@ def main() -> None:
     runs = dict.fromkeys(candidate["run"] for candidate in candidates.values())
     starts = {start: None for name in runs if (start := recipe["pretrain"][name].get("start"))}
     needed = {name: recipe["pretrain"][name] for name in starts | runs}
+    options.out.mkdir(parents=True, exist_ok=True)
     with process_pool(options.pretrainings) as first, process_pool(options.processes) as pool:
-        options.out.mkdir(parents=True, exist_ok=True)
         pretrained = pretrain_all(needed, rows, Path("recipes"), options.out, options.device, first, beside=pool)
-        overlap = 1 / ((options.folds - 1) * (1 - HELD_OUT))  # of the rows that score a model over those that train it
-        calls: dict[tuple[str, int], list[Future[tuple[float, float]]]] = {}
-        names_of = {done: name for name, (_, done) in pretrained.items()}
-        for done in as_completed(names_of):
-            run = names_of[done]
+        calls: Calls = {name: [] for name in names}
+        run_of = {done: name for name, (_, done) in pretrained.items()}
+        for done in as_completed(run_of):
             if error := done.exception():
-                print(json.dumps({"pretraining": run, "error": repr(error)[:300]}), flush=True)
+                print(json.dumps({"pretraining": run_of[done], "error": repr(error)[:300]}), flush=True)
                 continue
-            for name in (name for name in names if candidates[name]["run"] == run):
-                settings = recipe["finetune"] | {key: value for key, value in candidates[name].items() if key != "run"}
-                for repeat in range(options.repeats):
-                    out = options.out / "candidates" / name
-                    calls[name, repeat] = submit_folds(pool, options.out / run, out, settings, rows, repeat, options)
-        reference: np.ndarray | None = None
+            for name, candidate in candidates.items():
+                if candidate["run"] == run_of[done]:
+                    settings = recipe["finetune"] | {key: value for key, value in candidate.items() if key != "run"}
+                    calls[name] = submit_folds(pool, options.out / candidate["run"], name, settings, rows, options)
         with (options.out / "results.jsonl").open("a", encoding="utf-8") as file:
             for name, (folder, done) in pretrained.items():
                 if done.exception() is None:
                     file.write(json.dumps({"pretraining": name, **pretraining_summary(folder)}) + "\n")
-            for name, candidate in candidates.items():
-                if (name, 0) not in calls:  # its pretraining failed
-                    continue
-                try:
-                    results = [call.result() for repeat in range(options.repeats) for call in calls[name, repeat]]
-                except Exception as error:
-                    print(json.dumps({"candidate": name, "error": repr(error)[:300]}), flush=True)
-                    continue
-                scores = np.array([score for score, _ in results])  # (repeats x folds,)
-                row = {"candidate": name, **candidate, "accuracy": scores.round(5).tolist()}
-                row |= {"mean": rounded(t_interval(scores.tolist(), overlap=overlap))}
-                if reference is not None:
-                    row["reference"] = names[0]
-                    row["difference"] = rounded(t_interval((scores - reference).tolist(), overlap=overlap))
-                reference = scores if name == names[0] else reference
-                row["seconds"] = round(sum(seconds for _, seconds in results), 1)
+            for row in candidate_rows(candidates, calls, options.folds):
                 print(json.dumps(row), flush=True)
-                file.write(json.dumps(row) + "\n")
+                if "error" not in row:
+                    file.write(json.dumps(row) + "\n")
+
+
+def candidate_rows(candidates: dict[str, Any], calls: Calls, folds: int) -> Iterator[dict[str, Any]]:
+    """The scores of each candidate, as soon as its fine-tunings are done, and their difference from the first one's."""
+    overlap = 1 / ((folds - 1) * (1 - HELD_OUT))  # of the rows that score a model over those that train it
+    first = next(iter(candidates))
+    reference: np.ndarray | None = None
+    for name, candidate in candidates.items():
+        if not calls[name]:  # its pretraining failed
+            continue
+        try:
+            results = [call.result() for call in calls[name]]
+        except Exception as error:
+            yield {"candidate": name, "error": repr(error)[:300]}
+            continue
+        scores = np.array([score for score, _ in results])  # (repeats x folds,)
+        row = {"candidate": name, **candidate, "accuracy": scores.round(5).tolist()}
+        row |= {"mean": rounded(t_interval(scores.tolist(), overlap=overlap))}
+        if reference is not None:
+            row["reference"] = first
+            row["difference"] = rounded(t_interval((scores - reference).tolist(), overlap=overlap))
+        reference = scores if name == first else reference
+        yield row | {"seconds": round(sum(seconds for _, seconds in results), 1)}
 
 
 def pretraining_summary(run: Path) -> dict[str, Any]:
@@ -103,19 +111,21 @@ def rounded(interval: Interval) -> list[float | None]:
 def submit_folds(
     pool: ProcessPoolExecutor,
     run: Path,
-    out: Path,
+    name: str,
     settings: dict[str, Any],
     rows: Records,
-    repeat: int,
     options: argparse.Namespace,
 ) -> list[Future[tuple[float, float]]]:
-    """For each fold the call that trains on the rows of the others."""
+    """For each fold of each repeat the call that trains on the rows of the other folds."""
     assert rows.labels is not None
-    folds, calls = assign_folds(rows, options.folds, seed=repeat, strata=rows.labels), []
-    for fold in range(options.folds):
-        folder, seed = out / f"{repeat}-{fold}", repeat * options.folds + fold
-        train, held_out = (rows.select(np.flatnonzero(part).tolist()) for part in (folds != fold, folds == fold))
-        calls.append(pool.submit(accuracy, run, settings, train, held_out, folder, seed, options.device))
+    calls = []
+    for repeat in range(options.repeats):
+        folds = assign_folds(rows, options.folds, seed=repeat, strata=rows.labels)
+        for fold in range(options.folds):
+            out = options.out / "candidates" / name / f"{repeat}-{fold}"
+            train, held_out = (rows.select(np.flatnonzero(part).tolist()) for part in (folds != fold, folds == fold))
+            seed = repeat * options.folds + fold
+            calls.append(pool.submit(accuracy, run, settings, train, held_out, out, seed, options.device))
     return calls
 
 

@@ -150,9 +150,9 @@ def pretrain_all(
     *,
     beside: ProcessPoolExecutor,
 ) -> dict[str, tuple[Path, Future[None]]]:
-    """The pretrained runs by name, in OUT: one after another, since two at once share the GPU and gain nothing.
+    """The pretrained runs by name, in OUT: as many at once as `pool` has processes.
 
-    One with `beside` runs at the same time as the others: recurrent models leave most of a GPU idle.
+    One with `beside` runs in the other pool: small recurrent models leave most of a GPU idle.
     """
     texts = out / "labelled-texts.jsonl"
     texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows.display_texts), encoding="utf-8")
@@ -160,7 +160,7 @@ def pretrain_all(
     for name, sections in recipes.items():
         executor = beside if sections.get("beside") else pool
         if "start" in sections:
-            runs[sections["start"]][1].result()
+            runs[sections["start"]][1].result()  # a process that waited for it would keep its place in the pool
         runs[name] = (out / name, executor.submit(pretrain, sections, folder, out, name, texts, device))
     return runs
 

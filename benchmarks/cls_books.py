@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from distilled_classifier import HELD_OUT, class_names, common_arguments, pretrain_all, process_pool, read_predictions
+from distilled_classifier import (
+    HELD_OUT,
+    class_names,
+    common_arguments,
+    pretrain_all,
+    pretraining_summary,
+    process_pool,
+    read_predictions,
+)
 
 import headstock
 from headstock.data.labelled_texts import read_records
@@ -95,13 +103,6 @@ def candidate_rows(candidates: dict[str, Any], calls: Calls, folds: int) -> Iter
             row["difference"] = rounded(t_interval((scores - reference).tolist(), overlap=overlap))
         reference = scores if name == first else reference
         yield row | {"seconds": round(sum(seconds for _, seconds in results), 1)}
-
-
-def pretraining_summary(run: Path) -> dict[str, Any]:
-    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
-    lengths = {key: results[key] for key in ("steps", "tokens", "seconds")}
-    metrics = {key: round(value, 4) for key, value in results["metrics"].items()}
-    return lengths | {"parameters": results["parameters"]["total"], "metrics": metrics}
 
 
 def rounded(interval: Interval) -> list[float | None]:

@@ -6,7 +6,8 @@
 With --seeds, teachers are trained on the rows of train and valid, and each student, once with each seed, learns from
 all of them: their predictions of the test texts are in OUT/test. With --folds, teachers and students are trained on the
 other rows of each fold, and predict those of the fold. The test texts play no part in it. Both can be given; --students
-names those of the recipe to train. OUT/results.json sums up what is there.
+names those of the recipe to train. OUT/results.json sums up what is there, and OUT/cross_validation.jsonl has what each
+model predicts for the labelled rows, in their order, so that two recipes can be compared row by row.
 """
 
 import argparse
@@ -98,11 +99,9 @@ def main() -> None:
             done.result()
         for future in predicted:
             future.result()
-        # the teachers of the next split go before the students, so that no process waits for the last teacher
-        submit_teachers(recipe, runs, splits[0], texts, options, pool)
-        for number, split in enumerate(splits):
-            if number + 1 < len(splits):
-                submit_teachers(recipe, runs, splits[number + 1], texts, options, pool)
+        for split in splits:  # all teachers go before the students, so that no process waits for the last teacher
+            submit_teachers(recipe, runs, split, texts, options, pool)
+        for split in splits:
             submit_students(recipe, split, texts, options, pool)
         folds = []
         for split in splits:
@@ -319,14 +318,12 @@ def labelled_pairs(rows: Records) -> list[tuple[str, str]]:
 
 
 def write_predictions(split: Split, recipe: dict[str, Any], device: str) -> None:
-    """NAME.jsonl in the split's folder: each model alone, the teachers together, and the students."""
+    """NAME.jsonl in the split's folder: each model alone, the teachers in pairs and together, and the students."""
     classes = class_names(split.train)
-    predictions = {name: read_predictions(split.folder / name, classes) for name in split.teachers}
-    teachers = [predictions[name] for name in teacher_names(recipe)]
+    teachers = {name: read_predictions(split.folder / name, classes) for name in split.teachers}
     if recipe["teachers"]["tfidf"]:
-        predictions[TFIDF] = predict_tfidf(split.train, split.held_out.display_texts, 0)
-        teachers.append(predictions[TFIDF])
-    predictions[TOGETHER] = combine(teachers, np.full(len(teachers), 1 / len(teachers)))
+        teachers[TFIDF] = predict_tfidf(split.train, split.held_out.display_texts, 0)
+    predictions = teachers | combined_predictions(teachers)
     for name, future in split.students.items():
         future.result()
         predictions[name] = read_predictions(split.folder / name, classes)
@@ -340,6 +337,16 @@ def write_predictions(split: Split, recipe: dict[str, Any], device: str) -> None
         ]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (split.folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+
+
+def combined_predictions(teachers: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The normalized geometric mean of each pair of teachers and of all of them."""
+    groups = {f"{one}-and-{other}": [one, other] for one, other in combinations(teachers, 2)}
+    groups[TOGETHER] = list(teachers)
+    return {
+        name: combine([teachers[teacher] for teacher in group], np.full(len(group), 1 / len(group)))
+        for name, group in groups.items()
+    }
 
 
 def members(run: Path) -> list[Path]:
@@ -365,8 +372,8 @@ def class_names(rows: Records) -> list[str]:
 
 
 def summarize(recipe: dict[str, Any], out: Path, rows: Records, folds: list[Split]) -> dict[str, Any]:
-    """Steps, tokens and seconds of each run, and each model's accuracy over all folds, with intervals over rows."""
-    summary: dict[str, Any] = {"pretraining": {name: run_summary(out / name) for name in recipe["pretrain"]}}
+    """Length of each run, and each model's accuracy over all folds, with intervals over rows."""
+    summary: dict[str, Any] = {"pretraining": {name: pretraining_summary(out / name) for name in recipe["pretrain"]}}
     summary["test"] = {path.parent.name: run_summary(path.parent) for path in sorted(out.glob("test/*/results.json"))}
     if not folds:
         return summary
@@ -374,26 +381,41 @@ def summarize(recipe: dict[str, Any], out: Path, rows: Records, folds: list[Spli
     truth = np.array([classes.index(label) for label in rows.labels or []])
     numbers = np.concatenate([split.numbers for split in folds if split.numbers is not None])
     students = list(folds[0].students)
-    names = [*folds[0].teachers, TFIDF, TOGETHER, *students]
+    teachers = [*folds[0].teachers, *([TFIDF] if recipe["teachers"]["tfidf"] else [])]
+    pairs = [f"{one}-and-{other}" for one, other in combinations(teachers, 2)]
     predictions = {
         name: np.concatenate([read_probabilities(split.folder / f"{name}.jsonl", classes) for split in folds])
-        for name in names
+        for name in [*teachers, TOGETHER, *students, *pairs]
     }
-    for pair in combinations([*folds[0].teachers, TFIDF], 2):
-        predictions[" and ".join(pair)] = combine([predictions[name] for name in pair], np.full(2, 0.5))
+    single = {name: predictions[name] for name in [*teachers, *students]}
+    write_fold_predictions(out / "cross_validation.jsonl", single, numbers)
     correct = {name: (values.argmax(1) == truth[numbers]).astype(float) for name, values in predictions.items()}
     summary["cross_validation"] = {
         "rows": len(numbers),
         "accuracy": {name: item_interval(part)._asdict() for name, part in correct.items()},
         "differences": {
             one: {name: item_difference(correct[one], part)._asdict() for name, part in correct.items() if name != one}
-            for one in (TOGETHER, *students)
+            for one in correct
         },
         "folds": {
             split.folder.name: {name: run_summary(split.folder / name) for name in split.teachers} for split in folds
         },
     }
     return summary
+
+
+def write_fold_predictions(file: Path, predictions: dict[str, np.ndarray], numbers: np.ndarray) -> None:
+    """A line for each labelled row that has been predicted, in their order, with each model's class probabilities."""
+    with file.open("w", encoding="utf-8") as lines:
+        for place in np.argsort(numbers):
+            probabilities = {name: values[place].round(4).tolist() for name, values in predictions.items()}
+            lines.write(json.dumps({"row": int(numbers[place])} | probabilities) + "\n")
+
+
+def pretraining_summary(run: Path) -> dict[str, Any]:
+    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    metrics = {key: round(value, 4) for key, value in results["metrics"].items()}
+    return run_summary(run) | {"parameters": results["parameters"]["total"], "metrics": metrics}
 
 
 def run_summary(run: Path) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def test_bash_completes_commands_options_and_names(bash_script, tmp_path):
     assert complete("--quiet", "cache", "clear", "--old") == ["--older-than"]
     assert complete("pretrain", "--preset", "gpt-m") == ["gpt-mini"]
     assert complete("explain", "layer", "--way", "") == ["forward", "backward"]
-    assert complete("fill", "rev") == ["reviews-en"]
+    assert complete("fill", "rev") == ["reviews-en", "reviews-en-uncased"]
     assert complete("pretrain", "my") == ["my corpus.txt"]
     assert complete("pretrain", "--out", "my") == [""]  # bash completes files itself
 

@@ -12,7 +12,7 @@ from headstock.train.bundled_runs import pack
 from headstock.train.resolve import resolve_finetune_config, resolve_with_data
 from headstock.train.run_folder import BUNDLED_RUNS, RunFolder, bundled_run_names, open_run
 
-SIZES = {"general-en": 40_000_000, "reviews-en": 20_000_000}  # bytes at most
+SIZES = {"general-en": 40_000_000, "reviews-en": 20_000_000, "reviews-en-uncased": 20_000_000}  # bytes at most
 
 
 @pytest.mark.parametrize("name", bundled_run_names())
@@ -46,6 +46,14 @@ def test_general_en_knows_more_than_films():
     expected = ["capital", "succeeded", "film"]
     for filled, word in zip(headstock.load("general-en", device="cpu").fill(texts), expected, strict=True):
         assert word.strip() in [candidate.token.strip() for candidate in filled.fills[0]]
+
+
+def test_reviews_en_uncased_reads_past_case_and_accents():
+    texts = ["The acting in this [MASK] is terrible.", "THE ACTING in this [MASK] is térrible."]
+    one, other = headstock.load("reviews-en-uncased", device="cpu").fill(texts)
+    assert {"film", "movie"} <= {candidate.token for candidate in one.fills[0]}
+    assert [c.token for c in one.fills[0]] == [c.token for c in other.fills[0]]
+    assert other.filled.startswith("THE ACTING") and other.filled.endswith("térrible.")
 
 
 def test_similar_names_are_suggested_and_folders_win(tmp_path, monkeypatch):

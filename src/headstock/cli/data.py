@@ -62,10 +62,10 @@ def stocks(common: Common) -> dict[str, Any]:
     for row in rows:
         size, text = compact_number(row["parameters"]), ", ".join(row["text"])
         common.show(
-            f"{row['name']:17s} {row['objective']} {row['family']}, {size} parameters, context {row['context']}"
+            f"{row['name']:19s} {row['objective']} {row['family']}, {size} parameters, context {row['context']}"
         )
-        common.show(f"{'':17s} pretrained on {text} ({row['text_bytes'] / 1e6:.0f} MB), {row['bytes'] / 1e6:.1f} MB")
-        common.show(f"{'':17s} licence of the text: {'; '.join(filter(None, row['licence'])) or 'unknown'}")
+        common.show(f"{'':19s} pretrained on {text} ({row['text_bytes'] / 1e6:.0f} MB), {row['bytes'] / 1e6:.1f} MB")
+        common.show(f"{'':19s} licence of the text: {'; '.join(filter(None, row['licence'])) or 'unknown'}")
     common.show("use the name wherever a command takes a run: headstock finetune reviews-en ...")
     return {"stocks": rows}
 

@@ -28,7 +28,7 @@ from headstock.train.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
-BUNDLED_RUN, DATASET = "reviews-en", "rotten-tomatoes"
+BUNDLED_RUN, DATASET = "reviews-en-uncased", "rotten-tomatoes"
 SENTENCES = (
     "A warm, funny film with a heart, and two wonderful performances.",
     "Two hours of noise, and not one idea worth stealing.",

@@ -15,8 +15,9 @@ import json
 import os
 import shutil
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
 from multiprocessing import get_context
@@ -99,7 +100,7 @@ def main() -> None:
             done.result()
         for future in predicted:
             future.result()
-        for split in splits:  # all teachers go before the students, so that no process waits for the last teacher
+        for split in splits:  # before all students, so that these fill the processes that the last teachers leave idle
             submit_teachers(recipe, runs, split, texts, options, pool)
         for split in splits:
             submit_students(recipe, split, texts, options, pool)
@@ -112,13 +113,24 @@ def main() -> None:
             (options.out / "results.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
 
 
-def process_pool(processes: int) -> ProcessPoolExecutor:
-    """One process per run, so that its GPU memory is free afterwards, and a share of the cores for each."""
+@contextmanager
+def process_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
+    """One process per run, so that its GPU memory is free afterwards, and a share of the cores for each.
+
+    After an error, the runs that have not begun are cancelled.
+    """
     threads = max(1, (os.cpu_count() or 1) // (processes + 1))
-    context = get_context("spawn")
-    return ProcessPoolExecutor(
-        processes, mp_context=context, max_tasks_per_child=1, initializer=torch.set_num_threads, initargs=(threads,)
+    executor = ProcessPoolExecutor(
+        processes,
+        mp_context=get_context("spawn"),
+        max_tasks_per_child=1,
+        initializer=torch.set_num_threads,
+        initargs=(threads,),
     )
+    try:
+        yield executor
+    finally:
+        executor.shutdown(cancel_futures=True)
 
 
 def make_splits(recipe: dict[str, Any], rows: Records, options: argparse.Namespace) -> list[Split]:
@@ -341,12 +353,15 @@ def write_predictions(split: Split, recipe: dict[str, Any], device: str) -> None
 
 def combined_predictions(teachers: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The normalized geometric mean of each pair of teachers and of all of them."""
-    groups = {f"{one}-and-{other}": [one, other] for one, other in combinations(teachers, 2)}
-    groups[TOGETHER] = list(teachers)
     return {
         name: combine([teachers[teacher] for teacher in group], np.full(len(group), 1 / len(group)))
-        for name, group in groups.items()
+        for name, group in teacher_groups(list(teachers)).items()
     }
+
+
+def teacher_groups(teachers: list[str]) -> dict[str, list[str]]:
+    pairs = {f"{one}-and-{other}": [one, other] for one, other in combinations(teachers, 2)}
+    return pairs | {TOGETHER: teachers}
 
 
 def members(run: Path) -> list[Path]:
@@ -372,7 +387,7 @@ def class_names(rows: Records) -> list[str]:
 
 
 def summarize(recipe: dict[str, Any], out: Path, rows: Records, folds: list[Split]) -> dict[str, Any]:
-    """Length of each run, and each model's accuracy over all folds, with intervals over rows."""
+    """Lengths of the runs, metrics of the pretrainings, and accuracies over all folds with intervals over rows."""
     summary: dict[str, Any] = {"pretraining": {name: pretraining_summary(out / name) for name in recipe["pretrain"]}}
     summary["test"] = {path.parent.name: run_summary(path.parent) for path in sorted(out.glob("test/*/results.json"))}
     if not folds:
@@ -382,13 +397,12 @@ def summarize(recipe: dict[str, Any], out: Path, rows: Records, folds: list[Spli
     numbers = np.concatenate([split.numbers for split in folds if split.numbers is not None])
     students = list(folds[0].students)
     teachers = [*folds[0].teachers, *([TFIDF] if recipe["teachers"]["tfidf"] else [])]
-    pairs = [f"{one}-and-{other}" for one, other in combinations(teachers, 2)]
     predictions = {
         name: np.concatenate([read_probabilities(split.folder / f"{name}.jsonl", classes) for split in folds])
-        for name in [*teachers, TOGETHER, *students, *pairs]
+        for name in [*teachers, *students, *teacher_groups(teachers)]
     }
     single = {name: predictions[name] for name in [*teachers, *students]}
-    write_fold_predictions(out / "cross_validation.jsonl", single, numbers)
+    write_fold_predictions(out / "cross_validation.jsonl", single, classes, numbers)
     correct = {name: (values.argmax(1) == truth[numbers]).astype(float) for name, values in predictions.items()}
     summary["cross_validation"] = {
         "rows": len(numbers),
@@ -404,24 +418,35 @@ def summarize(recipe: dict[str, Any], out: Path, rows: Records, folds: list[Spli
     return summary
 
 
-def write_fold_predictions(file: Path, predictions: dict[str, np.ndarray], numbers: np.ndarray) -> None:
-    """A line for each labelled row that has been predicted, in their order, with each model's class probabilities."""
+def write_fold_predictions(
+    file: Path, predictions: dict[str, np.ndarray], classes: list[str], numbers: np.ndarray
+) -> None:
+    """A line for each labelled row that has been predicted: what each model says, alone.
+
+    `row` counts the rows of train and then those of valid, from 0.
+    """
     with file.open("w", encoding="utf-8") as lines:
-        for place in np.argsort(numbers):
-            probabilities = {name: values[place].round(4).tolist() for name, values in predictions.items()}
-            lines.write(json.dumps({"row": int(numbers[place])} | probabilities) + "\n")
+        for index in np.argsort(numbers):
+            probabilities = {
+                name: dict(zip(classes, values[index].round(5).tolist(), strict=True))
+                for name, values in predictions.items()
+            }
+            lines.write(json.dumps({"row": int(numbers[index]), "probabilities": probabilities}) + "\n")
 
 
 def pretraining_summary(run: Path) -> dict[str, Any]:
+    """Length, parameters and metrics on the held-out text."""
     results = json.loads((run / "results.json").read_text(encoding="utf-8"))
     metrics = {key: round(value, 4) for key, value in results["metrics"].items()}
-    return run_summary(run) | {"parameters": results["parameters"]["total"], "metrics": metrics}
+    return run_lengths(results) | {"parameters": results["parameters"]["total"], "metrics": metrics}
 
 
 def run_summary(run: Path) -> dict[str, Any]:
-    if not (run / "results.json").exists():
-        return {}
-    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    file = run / "results.json"
+    return run_lengths(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
+
+
+def run_lengths(results: dict[str, Any]) -> dict[str, Any]:
     return {key: results[key] for key in ("steps", "tokens", "seconds")}
 
 

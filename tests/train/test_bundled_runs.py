@@ -48,7 +48,7 @@ def test_general_en_knows_more_than_films():
         assert word.strip() in [candidate.token.strip() for candidate in filled.fills[0]]
 
 
-def test_reviews_en_uncased_reads_past_case_and_accents():
+def test_reviews_en_uncased_ignores_case_and_accents():
     texts = ["The acting in this [MASK] is terrible.", "THE ACTING in this [MASK] is térrible."]
     one, other = headstock.load("reviews-en-uncased", device="cpu").fill(texts)
     assert {"film", "movie"} <= {candidate.token for candidate in one.fills[0]}

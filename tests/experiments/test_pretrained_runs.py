@@ -1,6 +1,9 @@
 """Descriptions of several pretrained runs in a comparison, and notes on what limits comparing them."""
 
+from io import StringIO
+
 import pytest
+from rich.console import Console
 
 import headstock
 from headstock.experiments.compare import compare
@@ -63,6 +66,14 @@ def test_report_and_terminal_show_the_runs(side_by_side):
     assert "Pretrained runs" in page
     assert (out / "figures" / "runs-wide.svg").is_file()
     assert runs_table(results["runs"]).row_count == 2
+
+
+def test_a_long_name_is_wrapped_not_cut(side_by_side):
+    name = "a-name-longer-than-its-column-of-the-table"
+    console = Console(width=60, file=StringIO())
+    console.print(runs_table([description | {"run": name} for description in side_by_side[2]["runs"]]))
+    column = [line.split("│")[1].strip() for line in console.file.getvalue().splitlines() if line.startswith("│")]
+    assert "".join(column) == name * 2
 
 
 def test_compact_numbers():

@@ -28,12 +28,12 @@ def escape(text: str) -> str:
 
 
 def make_table(title: str, columns: dict[str, bool]) -> "Table":
-    """An empty table; `columns` says which are right-aligned."""
+    """An empty table; `columns` says which are right-aligned. A name that does not fit continues on the next line."""
     from rich.table import Table
 
     table = Table(title=escape(title))
     for name, is_right in columns.items():
-        table.add_column(escape(name), justify="right" if is_right else "left")
+        table.add_column(escape(name), justify="right" if is_right else "left", overflow="fold")
     return table
 
 

@@ -59,13 +59,17 @@ def stocks(common: Common) -> dict[str, Any]:
     from headstock.train.run_folder import bundled_run_names
 
     rows = [describe_bundled_run(name) for name in bundled_run_names()]
+    width = max(len(row["name"]) for row in rows) + 1
     for row in rows:
         size, text = compact_number(row["parameters"]), ", ".join(row["text"])
-        common.show(
-            f"{row['name']:19s} {row['objective']} {row['family']}, {size} parameters, context {row['context']}"
-        )
-        common.show(f"{'':19s} pretrained on {text} ({row['text_bytes'] / 1e6:.0f} MB), {row['bytes'] / 1e6:.1f} MB")
-        common.show(f"{'':19s} licence of the text: {'; '.join(filter(None, row['licence'])) or 'unknown'}")
+        megabytes, licence = row["text_bytes"] / 1e6, "; ".join(filter(None, row["licence"])) or "unknown"
+        lines = [
+            f"{row['objective']} {row['family']}, {size} parameters, context {row['context']}",
+            f"pretrained on {text} ({megabytes:.0f} MB), {row['bytes'] / 1e6:.1f} MB",
+            f"licence of the text: {licence}",
+        ]
+        for name, line in zip((row["name"], "", ""), lines, strict=True):
+            common.show(f"{name:{width}s} {line}")
     common.show("use the name wherever a command takes a run: headstock finetune reviews-en ...")
     return {"stocks": rows}
 
